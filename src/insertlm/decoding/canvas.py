@@ -1,0 +1,79 @@
+"""The sequences under way: Algorithm 2's bookkeeping for a whole batch, in tensor operations.
+
+Tokens lie in the order they came (the paper's v) beside their current ranks (its u), so an insertion appends one cell
+and raises the ranks behind it; nothing moves. A row reads: prefix, stop token, <bos>, given text, inserted tokens.
+Ranks are rotary positions: the stop token is 0, the prefix follows, then <bos>, then the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from insertlm.decoding.settings import Prompt
+
+__all__ = ["Canvas"]
+
+
+@dataclass
+class Canvas:
+    """tokens, ranks: [B, C]   open: [B, C] bool, whether a token may be inserted right behind this one
+    length: [B] cells in use   prefix: [B] of them prefix   row: [B] which prompt   seed: [B]"""
+
+    tokens: Tensor
+    ranks: Tensor
+    open: Tensor
+    length: Tensor
+    prefix: Tensor
+    row: Tensor
+    seed: Tensor
+
+    @classmethod
+    def start(cls, prompts: Sequence[Prompt], stop: int, bos: int, room: int, device: torch.device) -> Canvas:
+        """`room`: the most insertions any row will see."""
+        width = max(len(prompt.prefix) + 2 + len(prompt.start) for prompt in prompts) + room
+        tokens = torch.zeros(len(prompts), width, dtype=torch.int64)
+        ranks, open_ = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
+        for b, prompt in enumerate(prompts):
+            row = [*prompt.prefix, stop, bos, *prompt.start]
+            p, n = len(prompt.prefix), len(row)
+            tokens[b, :n] = torch.tensor(row)
+            ranks[b, :n] = torch.tensor([*range(1, p + 1), 0, *range(p + 1, n)])
+            gaps = range(n - p - 1) if prompt.open is None else prompt.open
+            open_[b, [p + 1 + gap for gap in gaps]] = True
+        length = torch.tensor([len(prompt.prefix) + 2 + len(prompt.start) for prompt in prompts])
+        prefix = torch.tensor([len(prompt.prefix) for prompt in prompts])
+        seed = torch.tensor([prompt.seed for prompt in prompts])
+        parts = (tokens, ranks, open_, length, prefix, torch.arange(len(prompts)), seed)
+        return cls(*(part.to(device) for part in parts))
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    @property
+    def columns(self) -> Tensor:
+        """[C]"""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    @property
+    def used(self) -> Tensor:
+        """[B, C]: cells that hold a token."""
+        return self.columns < self.length[:, None]
+
+    def select(self, rows: Tensor) -> Canvas:
+        """Only these rows; rows: [B'] indices."""
+        return Canvas(*(getattr(self, part.name).index_select(0, rows) for part in fields(self)))
+
+    def insert(self, slot: Tensor, token: Tensor) -> Tensor:
+        """Put token[b] right behind the cell slot[b] of every row b. Returns the ranks in the text, [B]."""
+        rank = self.ranks.gather(1, slot[:, None]) + 1
+        self.ranks += (self.ranks >= rank) & self.used
+        cell = self.length[:, None]
+        self.tokens.scatter_(1, cell, token[:, None])
+        self.ranks.scatter_(1, cell, rank)
+        self.open.scatter_(1, cell, True)
+        self.length += 1
+        return rank.squeeze(1) - self.prefix - 2

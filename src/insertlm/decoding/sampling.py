@@ -1,0 +1,36 @@
+"""Choosing one of N with temperature, top-k and nucleus, from counter-based noise and without host synchronisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["choose", "nucleus", "top_k"]
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """Rule out all but the k largest of each row (ties with the k-th stay). logits: [B, N]"""
+    if k == 0 or k >= logits.shape[-1]:
+        return logits
+    least = logits.topk(k, dim=-1).values[:, -1:]
+    return logits.masked_fill(logits < least, -torch.inf)
+
+
+def nucleus(logits: Tensor, p: float) -> Tensor:
+    """Rule out all but the fewest entries whose probability reaches p. logits: [B, N]
+
+    The entry that crosses p stays, as is usual; the paper's code drops it.
+    """
+    if p >= 1.0:
+        return logits
+    ordered, index = logits.sort(dim=-1, descending=True)
+    before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+    return logits.masked_fill(torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before >= p), -torch.inf)
+
+
+def choose(logits: Tensor, noise: Tensor, temperature: float = 1.0, k: int = 0, p: float = 1.0) -> Tensor:
+    """One index per row, [B]; temperature 0 takes the largest. noise: [B, N], uniform on (0, 1)"""
+    if temperature == 0.0 or k == 1:
+        return logits.argmax(-1)
+    logits = nucleus(top_k(logits / temperature, k), p)
+    return (logits - (-noise.log()).log()).argmax(-1)

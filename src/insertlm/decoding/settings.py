@@ -1,0 +1,40 @@
+"""What decoding is asked to do: the `decode` section of a recipe, and one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from insertlm.section import Count, Fraction, Index, NonNegative, Section
+
+__all__ = ["DecodeConfig", "Prompt"]
+
+
+class DecodeConfig(Section, frozen=True, kw_only=True):
+    """How to choose places and tokens, and when to end. The defaults are greedy and deterministic."""
+
+    stop_threshold: Fraction = 0.5
+    joint: bool = False  # sample (place, token) pairs together; else a place by its mass, then a token there
+    position_top_k: Index = 1  # two-step sampling: the places in play, 1 = always the most likely, 0 = all
+    temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely
+    top_k: Index = 0  # tokens (pairs) in play, 0 = all
+    top_p: Fraction = 1.0  # nucleus: the fewest tokens (pairs) whose probability reaches this
+    max_steps: Count = 256  # insertions
+    max_length: Count = 2048  # tokens of the whole row, given and special ones included
+
+    def __post_init__(self) -> None:
+        if self.top_p == 0.0:
+            raise ValueError("top_p is 0; expected 0 < top_p <= 1")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one sequence starts from.
+
+    prefix: given ids before the text   seed: what this sequence's sampling depends on, beside nothing else
+    start: given ids of the text   open: with `start`, the ranks at which a token may be inserted (None: every one)
+    """
+
+    prefix: list[int]
+    seed: int = 0
+    start: list[int] = field(default_factory=list)
+    open: frozenset[int] | None = None

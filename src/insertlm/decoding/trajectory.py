@@ -1,0 +1,49 @@
+"""What decoding returns: the insertions in the order they happened. Streaming, plots and tests all read this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["Insertion", "Trajectory"]
+
+
+class Insertion(NamedTuple):
+    """One event. `rank` is where the token went in the text as it stood then, as in `list.insert(rank, token)`."""
+
+    step: int
+    rank: int
+    token: int
+    log_probability: float
+    stop_probability: float
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """How one sequence was written.
+
+    `prefix` was given and is not part of the text; `start` is the text as given (empty unless infilling); every event
+    puts one token into it. `stop_probability` is what the stop classifier said of the finished text; `complete` tells
+    whether it crossed the threshold (False: a limit on length or steps cut the sequence).
+    """
+
+    prefix: list[int]
+    start: list[int]
+    events: list[Insertion]
+    stop_probability: float
+    complete: bool
+
+    @property
+    def ids(self) -> list[int]:
+        """The text as written, in reading order."""
+        return self._replay([*self.start], [event.token for event in self.events])
+
+    @property
+    def order(self) -> list[int]:
+        """For each token of `ids`, the number of the event that wrote it; -1 for given ones."""
+        return self._replay([-1] * len(self.start), list(range(len(self.events))))
+
+    def _replay(self, line: list[int], values: list[int]) -> list[int]:
+        for event, value in zip(self.events, values, strict=True):
+            line.insert(event.rank, value)
+        return line

@@ -1,0 +1,76 @@
+"""What a family of models is to the rest of the library."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.decoding.trajectory import Trajectory
+from insertlm.tasks.base import Examples
+
+__all__ = ["Family", "Losses", "Noise", "Rows"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Examples with a family's special tokens, as id matrices: what is given, and what must be written.
+
+    given: [B, G]   given_length: [B]   target: [B, L]   target_length: [B], all int64
+    """
+
+    given: Tensor
+    given_length: Tensor
+    target: Tensor
+    target_length: Tensor
+
+    def select(self, index: Tensor) -> Rows:
+        return Rows(*(getattr(self, name).index_select(0, index) for name in self.__dataclass_fields__))
+
+    def to(self, device: torch.device) -> Rows:
+        return Rows(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+
+
+class Noise(NamedTuple):
+    """All that randomness in training depends on. example, epoch: [B] int64."""
+
+    seed: int
+    example: Tensor
+    epoch: Tensor
+
+
+class Losses(NamedTuple):
+    """Means over the batch. `total` is what is minimised; `parts` are for the log."""
+
+    total: Tensor
+    parts: dict[str, Tensor]
+
+
+class Family(nn.Module, ABC):
+    """A model with its way of corrupting, learning and writing."""
+
+    @abstractmethod
+    def rows(self, examples: Examples) -> Rows:
+        """Lay examples out with this family's special tokens (on the CPU)."""
+
+    @abstractmethod
+    def visible(self, rows: Rows, noise: Noise) -> Tensor:
+        """How many packed rows `losses` will make of each example, [B]: lets a trainer choose a static capacity
+        without asking the device. rows and noise: on the CPU; only lengths are read."""
+
+    @abstractmethod
+    def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
+        """Corrupt and score a batch. capacity: rows of the packed buffer (None: as many as needed)."""
+
+    @abstractmethod
+    def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
+        """Write one sequence for every prompt, all at once."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device

@@ -1,0 +1,277 @@
+"""The Insertion Language Model: the method of the paper, whole, in one file.
+
+Design choices, the published ones unless said:
+- A row reads `<stop> prefix <bos> text`; no end token. (<stop> is stored behind the prefix but keeps position 0, so that
+  prefix rows are contiguous and, with `prefix_lm`, can be computed once.)
+- Corruption: n uniform on {0 … L}, n of the L target tokens deleted, the survivors closed up. n = 0 teaches to stop.
+- One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
+  distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
+  in decoding only <bos> and what follows it.
+- The stop classifier is a small residual network on <stop>'s hidden row; class 0 means complete.
+- Decoding asks the stop classifier first, then chooses a slot by its mass and a token in it. Special tokens do not take
+  part, in the slot's mass either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixAttention
+from insertlm.backbone.transformer import ModelConfig, Transformer
+from insertlm.decoding.canvas import Canvas
+from insertlm.decoding.engine import Step, check, decode
+from insertlm.decoding.sampling import choose, top_k
+from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.decoding.trajectory import Trajectory
+from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.losses import slot_logsumexp
+from insertlm.noise import hash32, randint, uniform
+from insertlm.packing import Packing
+from insertlm.section import NonNegative, Section
+from insertlm.tasks.base import Examples
+from insertlm.tokenizers import Tokenizer
+
+__all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
+
+# Streams of noise: what a draw is for. Target positions follow from _PLACES on.
+_COUNT, _DROPOUT, _PLACES = 0, 1, 2
+_SLOT, _TOKEN = 0, 1
+
+
+class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name"):
+    """The `family` section of a recipe for an ILM."""
+
+    stop_weight: NonNegative = 1.0
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ILM:
+        return ILM(self, model, tokenizer)
+
+
+# --- Corruption -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """A batch after deletion, packed.
+
+    tokens, positions: [T]   dropout: [T] int32 keys   packing: of the [B, G+L] matrix of given and target cells
+    deleted: [B, L] bool   slots: [B, L] packed row of the slot each target cell belongs to   count: [B] deleted
+    stop: [B] packed row of <stop>
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    dropout: Tensor
+    packing: Packing
+    deleted: Tensor
+    slots: Tensor
+    count: Tensor
+    stop: Tensor
+
+
+def deletion_count(target_length: Tensor, noise: Noise) -> Tensor:
+    """n ~ U{0 … L}, [B]"""
+    return randint(target_length + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+
+
+def deletions(rows: Rows, noise: Noise) -> Tensor:
+    """Which target tokens go: n of them, every subset of that size equally likely. [B, L] bool"""
+    count = deletion_count(rows.target_length, noise)
+    column = torch.arange(rows.target.shape[1], device=rows.target.device)
+    draw = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _PLACES + column)
+    draw = torch.where(column < rows.target_length[:, None], draw, 1 << 32)  # padding goes last
+    order = draw.argsort(dim=1, stable=True)
+    return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count[:, None])
+
+
+def corrupt(rows: Rows, noise: Noise, capacity: int | None = None) -> Corrupted:
+    """Delete, close up and pack."""
+    width = rows.given.shape[1]
+    columns = torch.arange(width + rows.target.shape[1], device=rows.given.device)
+    deleted = deletions(rows, noise)
+    here = columns[:width] < rows.given_length[:, None]
+    there = columns[: rows.target.shape[1]] < rows.target_length[:, None]
+    packing = Packing(torch.cat([here, there & ~deleted], 1), len(columns), capacity)
+    prefix = rows.given_length - 2
+    place = packing.where - packing.starts[:, None]
+    position = torch.where(place < prefix[:, None], place + 1, torch.where(place == prefix[:, None], 0, place))
+    key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, columns)
+    return Corrupted(
+        tokens=packing.pack(torch.cat([rows.given, rows.target], 1)),
+        positions=packing.pack(position),
+        dropout=packing.pack(key).int(),
+        packing=packing,
+        deleted=deleted,
+        slots=packing.where[:, width:],
+        count=deleted.sum(1),
+        stop=packing.starts + prefix,
+    )
+
+
+# --- Model ------------------------------------------------------------------------------------------------------------
+
+
+class StopHead(nn.Module):
+    """Two logits, complete and incomplete, from <stop>'s hidden row."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.out = nn.Linear(width, 2, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, width] to [B, 2]"""
+        logits: Tensor = self.out(hidden + self.down(torch.tanh(self.up(self.norm(hidden)))))
+        return logits
+
+
+class ILM(Family):
+    def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.config, self.model = config, model
+        self.vocabulary, self.specials = tokenizer.size, tokenizer.specials
+        self.backbone = Transformer(model, tokenizer.size)
+        self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
+        self.stop = StopHead(model.width)
+        self.register_buffer("writable", torch.tensor(tokenizer.writable), persistent=False)
+
+    # --- Learning
+
+    def rows(self, examples: Examples) -> Rows:
+        """Given: prefix, <stop>, <bos>."""
+        prefix = torch.from_numpy(examples.prefix).long()
+        length = torch.from_numpy(examples.prefix_length).long()
+        given = F.pad(prefix, (0, 2))
+        given.scatter_(1, length[:, None], self.specials.stop)
+        given.scatter_(1, length[:, None] + 1, self.specials.bos)
+        target, target_length = torch.from_numpy(examples.target).long(), torch.from_numpy(examples.target_length)
+        return Rows(given, length + 2, target, target_length.long())
+
+    def visible(self, rows: Rows, noise: Noise) -> Tensor:
+        return rows.given_length + rows.target_length - deletion_count(rows.target_length, noise)
+
+    def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
+        """The token insertion loss and the stop loss, each a plain mean over examples."""
+        x = corrupt(rows, noise, capacity)
+        keys = x.dropout if self.training else None
+        hidden = self.backbone(x.tokens, x.positions, self._attention(x, rows), keys).float()
+        with torch.autocast(hidden.device.type, enabled=False):  # both heads in full precision
+            token_loss = self._token_loss(hidden, x, rows)
+            stop_logits = self.stop(hidden.index_select(0, x.stop))
+            stop_loss = F.cross_entropy(stop_logits, (x.count > 0).long())
+        total = token_loss + self.config.stop_weight * stop_loss
+        return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
+
+    def _attention(self, x: Corrupted, rows: Rows) -> Attention:
+        segments = x.packing.segments
+        if not self.model.prefix_lm:
+            return FullAttention(segments)
+        column = torch.arange(x.packing.keep.shape[1], device=x.tokens.device)
+        in_prefix = x.packing.pack(column < rows.given_length[:, None] - 2)
+        return PrefixAttention(segments, segments.cut(rows.given_length - 2), in_prefix)
+
+    def _token_loss(self, hidden: Tensor, x: Corrupted, rows: Rows) -> Tensor:
+        """logsumexp of all slots' mass − mean score of the deleted tokens in their slots; 0 where none is deleted."""
+        mass = slot_logsumexp(hidden, self.unembedding.weight)
+        is_slot = x.packing.keep & (x.packing.where != x.stop[:, None])
+        slots = mass.gather(0, x.packing.where.clamp(min=0).flatten()).view_as(is_slot)
+        log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)
+        word = F.embedding(rows.target, self.unembedding.weight)
+        score = (hidden.index_select(0, x.slots.flatten()).view_as(word) * word).sum(-1)
+        mean_score = (score * x.deleted).sum(1) / x.count.clamp(min=1)
+        return torch.where(x.count > 0, log_total - mean_score, 0.0).mean()
+
+    # --- Writing
+
+    def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
+        check(prompts, settings, self.vocabulary)
+
+        def begin(canvas: Canvas) -> _Writing:
+            return _Writing(self, settings, canvas)
+
+        return decode(begin, prompts, settings, self.specials.stop, self.specials.bos, self.device)
+
+
+class _Writing:
+    """An ILM at work on one batch of sequences. With `prefix_lm` the prefix is computed here, once."""
+
+    def __init__(self, ilm: ILM, settings: DecodeConfig, canvas: Canvas) -> None:
+        self.ilm, self.settings = ilm, settings
+        self.words = ilm.unembedding.weight[ilm.writable]
+        self.cache: list[tuple[Tensor, Tensor]] = []
+        if ilm.model.prefix_lm and bool((canvas.prefix > 0).any()):
+            packing = Packing(canvas.columns < canvas.prefix[:, None], int(canvas.prefix.max()))
+            self._run(canvas, packing, FullAttention(packing.segments, self.cache))
+            self.cached_from, self.cached_rows = packing.starts, packing.total
+
+    def step(self, canvas: Canvas, number: int) -> Step:
+        """The stop probability and the next insertion of every row."""
+        hidden, where = self._hidden(canvas)
+        stop_row = where.gather(1, canvas.prefix[:, None]).squeeze(1)
+        stop_logits = self.ilm.stop(hidden.index_select(0, stop_row))
+        slots = Packing(canvas.open, canvas.open.shape[1])
+        slot_rows = hidden.index_select(0, slots.pack(where))
+        insert = self._insert_jointly if self.settings.joint else self._insert_in_two_steps
+        slot, token, log_probability = insert(canvas, number, slots, slot_rows)
+        return Step(slot, self.ilm.writable[token], log_probability, stop_logits.softmax(-1)[:, 0])
+
+    def _insert_in_two_steps(
+        self, canvas: Canvas, number: int, slots: Packing, slot_rows: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A slot by its mass, then a token in it."""
+        mass = _spread(slot_logsumexp(slot_rows, self.words), slots)
+        noise = self._noise(canvas, number, _SLOT, mass.shape[1])
+        slot = choose(top_k(mass, self.settings.position_top_k), noise, k=self.settings.position_top_k)
+        row = slots.where.gather(1, slot[:, None]).squeeze(1)
+        logits = slot_rows.index_select(0, row) @ self.words.T
+        token = self._choose(logits, self._noise(canvas, number, _TOKEN, logits.shape[1]))
+        score = logits.gather(1, token[:, None]).squeeze(1)
+        return slot, token, score - mass.logsumexp(1)
+
+    def _insert_jointly(
+        self, canvas: Canvas, number: int, slots: Packing, slot_rows: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A pair from the joint distribution. Holds the logits of all slots of the batch, unlike two-step sampling."""
+        logits = _spread(slot_rows @ self.words.T, slots).flatten(1)
+        pair = self._choose(logits, self._noise(canvas, number, _TOKEN, logits.shape[1]))
+        log_probability = logits.gather(1, pair[:, None]).squeeze(1) - logits.logsumexp(1)
+        return pair // len(self.words), pair % len(self.words), log_probability
+
+    def _choose(self, logits: Tensor, noise: Tensor) -> Tensor:
+        return choose(logits, noise, self.settings.temperature, self.settings.top_k, self.settings.top_p)
+
+    def _noise(self, canvas: Canvas, number: int, stream: int, width: int) -> Tensor:
+        column = torch.arange(width, device=canvas.tokens.device)
+        return uniform(stream, canvas.seed[:, None], number, column)
+
+    def _hidden(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
+        """Hidden rows, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
+        everything = Packing(canvas.used, int(canvas.length.max()))
+        if not self.cache:
+            return self._run(canvas, everything, FullAttention(everything.segments)), everything.where
+        in_prefix = canvas.columns < canvas.prefix[:, None]
+        packing = Packing(canvas.used & ~in_prefix, int((canvas.length - canvas.prefix).max()))
+        cached = self.cached_from.index_select(0, canvas.row)[:, None] + canvas.columns
+        rows = everything.pack(torch.where(in_prefix, cached, self.cached_rows + packing.where))
+        attention = CachedAttention(self.cache, rows, packing.segments, everything.segments)
+        return self._run(canvas, packing, attention), packing.where
+
+    def _run(self, canvas: Canvas, packing: Packing, attention: Attention) -> Tensor:
+        tokens, positions = packing.pack(canvas.tokens), packing.pack(canvas.ranks)
+        with torch.autocast("cuda", torch.bfloat16, enabled=tokens.is_cuda):
+            hidden: Tensor = self.ilm.backbone(tokens, positions, attention)
+        return hidden.float()
+
+
+def _spread(values: Tensor, packing: Packing) -> Tensor:
+    """Packed values [T, …] to [B, C, …], −inf where nothing is kept."""
+    dense = values.index_select(0, packing.where.clamp(min=0).flatten()).unflatten(0, packing.keep.shape)
+    keep = packing.keep.view(*packing.keep.shape, *[1] * (values.dim() - 1))
+    return dense.masked_fill(~keep, -torch.inf)

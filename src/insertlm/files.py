@@ -1,0 +1,57 @@
+"""Files that are either the old one or the new one, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from insertlm.errors import InsertlmError
+
+__all__ = ["reason", "sync", "write_atomically", "write_durably", "writing"]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`: a reader, or a run after a crash, sees all of the old content or all of the new."""
+    # The process id keeps two processes that write the same file from sharing a half-written one.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with writing(path):
+            write_durably(temporary, data)
+            temporary.replace(path)
+            sync(path.parent)
+    finally:
+        with suppress(OSError):  # a failure to clean up must not hide the first one
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever the system refuses inside becomes one line that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise InsertlmError(f"cannot write {path}: {reason(error)}") from error
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write and wait until the disk has it; a plain write can be lost, or reach the disk after a later rename."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has a file's content, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def reason(error: OSError) -> str:
+    """`No space left on device`, without the number and the (often temporary) name that str(error) adds."""
+    return error.strerror or str(error)

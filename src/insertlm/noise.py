@@ -1,0 +1,61 @@
+"""Randomness as a pure function: a counter-based hash in integer tensor operations.
+
+Every draw depends only on a seed and on counters such as (example, epoch, position). The same run on one or on eight
+devices sees the same noise, resuming needs no generator state, and the draws work inside a CUDA graph.
+
+The mixer is the 32-bit finaliser of MurmurHash3 (public-domain constants). Values are kept in int64 and cut to 32 bits,
+because torch has no unsigned arithmetic; only `keep_mask`, which runs over whole activations, uses wrapping int32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["hash32", "keep_mask", "randint", "uniform"]
+
+_LOW = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of [0, 2^32) in which every input bit flips about half of the output bits."""
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
+    return x ^ (x >> 16)
+
+
+def hash32(seed: int, *counters: Tensor | int) -> Tensor:
+    """A value in [0, 2^32) for every combination of the counters, which broadcast. Returns int64."""
+    state: Tensor | int = (seed ^ (seed >> 32)) & _LOW
+    for counter in counters:
+        counter = torch.as_tensor(counter)
+        state = _mix((state + _GOLDEN + _mix(counter & _LOW)) & _LOW)
+    return torch.as_tensor(state)
+
+
+def uniform(seed: int, *counters: Tensor | int) -> Tensor:
+    """Floats in the open interval (0, 1): safe for both logarithms of the Gumbel trick."""
+    return ((hash32(seed, *counters) >> 8).float() + 0.5) * 2.0**-24
+
+
+def randint(high: Tensor, seed: int, *counters: Tensor | int) -> Tensor:
+    """Integers uniform on {0 … high-1} (to one part in 2^32 / high)."""
+    return (hash32(seed, *counters) * high) >> 32
+
+
+def keep_mask(keys: Tensor, width: int, site: int, drop: float) -> Tensor:
+    """Which activations dropout keeps. keys: [T] int32, one per row; returns [T, width] bool.
+
+    `site` tells the places of use in a network apart.
+    """
+    columns = _int32(_mix(torch.arange(width, device=keys.device) + 1))
+    rows = _int32(_mix((keys.long() ^ (site * _GOLDEN)) & _LOW))
+    x = (rows[:, None] ^ columns) * 0x2C1B3C6D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * 0x297A2D39
+    return x >= int(drop * 2**32) - 2**31
+
+
+def _int32(x: Tensor) -> Tensor:
+    """[0, 2^32) to the int32 with the same bits."""
+    return (x - ((x >> 31) << 32)).int()

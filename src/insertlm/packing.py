@@ -1,0 +1,84 @@
+"""Packed rows: the only batch format.
+
+Rows of different lengths lie end to end in one buffer [T]; nothing is padded. A matrix `keep: [B, C]` says which cells
+of an id matrix stay; one running count over it is at once the packed place of every kept cell and, for every cell that
+is dropped, the place of the nearest kept cell to its left — the slot it would be inserted at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = ["Packing", "Segments"]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which packed rows attend to each other.
+
+    cu: [S+1] int32, where each segment starts, and the end of the last   longest: no segment has more rows
+    """
+
+    cu: Tensor
+    longest: int
+
+    @property
+    def lengths(self) -> Tensor:
+        """[S]"""
+        return self.cu[1:] - self.cu[:-1]
+
+    def cut(self, at: Tensor) -> Segments:
+        """Every segment in two: its first `at[s]` rows and the others. at: [B], segments past B are not cut."""
+        starts = self.cu[:-1]
+        at = torch.nn.functional.pad(at.to(starts.dtype), (0, len(starts) - len(at)))
+        return Segments(torch.cat([torch.stack([starts, starts + at], 1).flatten(), self.cu[-1:]]), self.longest)
+
+    @cached_property
+    def cells(self) -> Tensor:
+        """[T]: the cell of each packed row in a dense [S, longest] matrix, flattened."""
+        count = int(self.cu[-1])
+        segment = torch.repeat_interleave(
+            torch.arange(len(self.cu) - 1, device=self.cu.device), self.lengths, output_size=count
+        )
+        offset = torch.arange(count, device=self.cu.device) - self.cu[segment]
+        return segment * self.longest + offset
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """[S, longest]: which cells of the dense matrix hold a row."""
+        return torch.arange(self.longest, device=self.cu.device) < self.lengths[:, None]
+
+
+class Packing:
+    """Where the kept cells of a [B, C] matrix go.
+
+    With `capacity`, the buffer has that many rows whatever is kept, so that shapes stay static for compilation and CUDA
+    graphs. The spare tail is cut into segments of at most `longest` rows: a longer one would make the attention kernel
+    leave rows unwritten.
+
+    where: [B, C] int64, see above   lengths: [B] kept cells   starts: [B] first packed row   total: rows of the buffer
+    """
+
+    def __init__(self, keep: Tensor, longest: int, capacity: int | None = None) -> None:
+        self.keep = keep
+        self.where = keep.flatten().cumsum(0).view_as(keep) - 1
+        self.lengths = keep.sum(1)
+        ends = self.lengths.cumsum(0)
+        self.starts = ends - self.lengths
+        self.total = int(ends[-1]) if capacity is None else capacity
+        cu = torch.cat([ends.new_zeros(1), ends])
+        if capacity is not None:
+            pieces = -(-capacity // longest)
+            tail = ends[-1] + longest * torch.arange(1, pieces + 1, device=keep.device)
+            cu = torch.cat([cu, tail.clamp(max=capacity)])
+        self.segments = Segments(cu.int(), longest)
+
+    def pack(self, matrix: Tensor, fill: int = 0) -> Tensor:
+        """The kept cells of a [B, C] matrix as [total]; the tail is `fill`."""
+        buffer = matrix.new_full((self.total + 1,), fill)  # dropped cells all land in the extra last place
+        place = torch.where(self.keep, self.where, self.total)
+        return buffer.scatter(0, place.flatten(), matrix.flatten())[:-1]

@@ -1,0 +1,23 @@
+"""The base of every part of a recipe, and the value ranges that recur in them.
+
+A section is a frozen, typed record that refuses unknown keys; msgspec checks types and ranges and names the place of
+whatever does not fit (`Expected int >= 1 - at $.train.steps`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+__all__ = ["Count", "Fraction", "Index", "NonNegative", "Section"]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One part of a recipe: `task`, `model`, `family`, `optim`, `train`, `decode`."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Index = Annotated[int, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0.0)]

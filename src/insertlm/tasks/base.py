@@ -1,0 +1,78 @@
+"""What a task gives to everything below it: examples of a prefix that is given and a target that must be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from insertlm.tokenizers import Tokenizer
+
+__all__ = ["Example", "Examples", "Split", "Task"]
+
+Split = Literal["train", "validation", "test"]
+
+
+class Example(NamedTuple):
+    """Ids without any special token; families add their own."""
+
+    prefix: list[int]
+    target: list[int]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Many examples as id matrices; what lies beyond a row's length is padding and means nothing.
+
+    prefix: [N, P] int32   prefix_length: [N] int32   target: [N, L] int32   target_length: [N] int32
+    """
+
+    prefix: NDArray[np.int32]
+    prefix_length: NDArray[np.int32]
+    target: NDArray[np.int32]
+    target_length: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.prefix_length)
+
+    def __getitem__(self, row: int) -> Example:
+        return Example(
+            self.prefix[row, : self.prefix_length[row]].tolist(),
+            self.target[row, : self.target_length[row]].tolist(),
+        )
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[row] for row in range(len(self)))
+
+
+class Task(Protocol):
+    """A source of examples. Tasks are recipe sections: their fields are the `task` keys of a recipe."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def longest_prefix(self) -> int:
+        """The most prefix tokens an example of this task can have."""
+        ...
+
+    @property
+    def longest_target(self) -> int:
+        """The most target tokens an example of this task can have."""
+        ...
+
+    def examples(self, split: Split, count: int | None = None, seed: int | None = None) -> Examples:
+        """The split's examples, the same at every call (`count`, `seed`: those of the recipe; another seed gives
+        fresh examples of the same split)."""
+        ...
+
+    def render(self, example: Example) -> str:
+        """An example as a person would want to read it."""
+        ...
+
+    def parse_prompt(self, text: str) -> list[int]:
+        """The prefix ids of what a user typed."""
+        ...

@@ -1,0 +1,261 @@
+"""Checkpoints that are complete or not there, and that are checked when they are read.
+
+    RUN/checkpoints/step-00000200/{weights,ema,optimizer}.safetensors, manifest.json
+
+Design:
+- No pickle: a checkpoint from elsewhere cannot run code.
+- A checkpoint is written under a dot name and renamed into place when the disk has all of it, and is renamed to a dot
+  name before it is deleted. So at any moment a `step-` folder is whole; what a killed run leaves behind has a dot name
+  and goes away at the next save.
+- The manifest has the size and the SHA-256 of every file. A disk that loses bytes, or a copy that stopped halfway, is
+  an error at loading, not a model that is slightly wrong.
+- One process writes into a folder (rank 0 of a distributed run). Two would remove each other's temporary folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from insertlm.errors import InsertlmError
+from insertlm.files import reason, sync, write_durably
+
+__all__ = ["Checkpoint", "latest", "load", "load_part", "save"]
+
+_FORMAT = 1
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_IO_ERROR = re.compile(r"I/O error: (.*?) \(os error \d+\)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`tensors` maps each part ("weights", "ema", "optimizer") to its named tensors, on the CPU."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+
+
+class _File(msgspec.Struct, frozen=True):
+    size: int
+    sha256: str
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    format: int
+    step: int
+    files: dict[str, _File]
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], keep: int) -> Path:
+    """Write the checkpoint of `step` into `folder`, then remove all but `keep` of the checkpoints up to this one.
+
+    If this step is there already and verifies, it stays: a run has one state per step, and to replace a folder takes
+    two renames, between which a kill would leave none. A damaged one is replaced.
+    """
+    if keep < 1:
+        raise InsertlmError(f"cannot keep {keep} checkpoints in {folder}; expected at least 1")
+    place = folder / f"step-{step:08d}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(folder.parent)
+        _sweep(folder)
+        if not _verifies(place):
+            _write(place, step, tensors)
+    except (OSError, SafetensorError) as error:
+        raise InsertlmError(f"cannot write checkpoint {place}: {_reason(error)}; {_what_is_left(folder)}") from error
+    _prune(folder, step, keep)
+    return place
+
+
+def latest(folder: Path) -> Path | None:
+    """The complete checkpoint of the highest step, or None."""
+    try:
+        return max(_complete(folder), key=_step, default=None)
+    except OSError as error:
+        raise InsertlmError(f"cannot list the checkpoints in {folder}: {reason(error)}") from error
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint folder; raises if any file is not, byte for byte, what was saved."""
+    manifest = _read_manifest(path)
+    tensors = {Path(name).stem: _load_verified(path / name, expected) for name, expected in manifest.files.items()}
+    return Checkpoint(manifest.step, tensors)
+
+
+def load_part(path: Path, part: str) -> dict[str, Tensor]:
+    """Read and verify one part only: inference needs the averaged weights and not the optimizer, twice their size."""
+    files = _read_manifest(path).files
+    name = _file_name(part)
+    if name not in files:
+        parts = ", ".join(Path(each).stem for each in files)
+        raise InsertlmError(f"{path} has no part {part!r}; expected one of: {parts}")
+    return _load_verified(path / name, files[name])
+
+
+def _file_name(part: str) -> str:
+    return f"{part}.safetensors"
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Checkpoints by name and by having a manifest, the file that is written last."""
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / _MANIFEST).is_file()]
+
+
+# Writing
+
+
+def _write(place: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    staging = place.with_name(f".{place.name}.writing")
+    try:
+        staging.mkdir()
+        files = {_file_name(part): _write_part(staging / _file_name(part), named) for part, named in tensors.items()}
+        write_durably(staging / _MANIFEST, msgspec.json.format(msgspec.json.encode(_Manifest(_FORMAT, step, files))))
+        sync(staging)
+        if place.exists():  # it did not verify
+            _remove(place)
+        staging.rename(place)
+        sync(place.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)  # after success this name no longer exists
+
+
+def _write_part(path: Path, named: Mapping[str, Tensor]) -> _File:
+    save_file(_storable(named), path)
+    # safetensors makes files that only their owner can read; let them be as readable as the folder they are in.
+    path.chmod(path.parent.stat().st_mode & 0o666)
+    sync(path)
+    return _File(path.stat().st_size, _sha256(path))
+
+
+def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors takes contiguous tensors that share no memory. Only those that are not so (views, tied weights) are
+    copied; the others are written from where they are."""
+    packed = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+    end = 0
+    for name in sorted(packed, key=lambda name: packed[name].data_ptr()):
+        tensor = packed[name]
+        if tensor.data_ptr() < end:
+            packed[name] = tensor.clone()
+        end = max(end, tensor.data_ptr() + tensor.nbytes)
+    return packed
+
+
+def _prune(folder: Path, step: int, keep: int) -> None:
+    """Later steps, of a run that was set back to an earlier checkpoint, are left alone, and so is the one just made."""
+    try:
+        earlier = sorted((path for path in _complete(folder) if _step(path) < step), key=_step)
+        for path in earlier[: max(0, len(earlier) - (keep - 1))]:
+            _remove(path)
+    except OSError as error:
+        raise InsertlmError(f"cannot remove old checkpoints in {folder}: {reason(error)}") from error
+
+
+def _remove(path: Path) -> None:
+    hidden = path.with_name(f".{path.name}.removed")
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)  # what cannot be deleted now is tried again at the next save
+
+
+def _sweep(folder: Path) -> None:
+    for path in folder.glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    """safetensors does not raise OSError; it wraps the text of one."""
+    if isinstance(error, OSError):
+        return reason(error)
+    found = _IO_ERROR.search(str(error))
+    return found.group(1) if found else _one_line(error)
+
+
+def _what_is_left(folder: Path) -> str:
+    """Names only what verifies: a damaged checkpoint that was to be replaced may be the latest one."""
+    good: list[Path] = []
+    with suppress(OSError):  # the folder cannot be read, which is what the caller is about to say
+        good = [path for path in _complete(folder) if _verifies(path)]
+    last = max(good, key=_step, default=None)
+    return f"the last good checkpoint is still there: {last}" if last else "there is no earlier good checkpoint"
+
+
+# Reading
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    if not path.is_dir():
+        raise InsertlmError(f"{path}: no such checkpoint; expected a folder like RUN/checkpoints/step-00000200")
+    place = path / _MANIFEST
+    try:
+        data = place.read_bytes()
+        version = msgspec.json.decode(data, type=_Format).format
+        if version != _FORMAT:  # before the rest, which may look different then
+            raise InsertlmError(f"{place}: unknown checkpoint format {version}; expected format {_FORMAT}")
+        return msgspec.json.decode(data, type=_Manifest)
+    except FileNotFoundError as error:
+        raise InsertlmError(f"{place}: missing; expected the manifest of a complete checkpoint") from error
+    except OSError as error:
+        raise InsertlmError(f"{place}: cannot be read: {reason(error)}; expected a checkpoint manifest") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InsertlmError(f"{place}: not a checkpoint manifest: {_one_line(error)}") from error
+
+
+def _load_verified(path: Path, expected: _File) -> dict[str, Tensor]:
+    try:
+        _verify(path, expected)
+        # load_file maps the file into memory. The copies do not depend on a file that a later save may delete.
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+    except OSError as error:
+        raise InsertlmError(f"{path}: cannot be read: {reason(error)}; expected {expected.size} bytes") from error
+    except SafetensorError as error:
+        raise InsertlmError(f"{path}: expected a safetensors file: {_one_line(error)}") from error
+
+
+def _verify(path: Path, expected: _File) -> None:
+    if not path.is_file():
+        raise InsertlmError(f"{path}: missing; expected a file of {expected.size} bytes")
+    size = path.stat().st_size
+    if size != expected.size:
+        kind = "truncated" if size < expected.size else "too long"
+        raise InsertlmError(f"{path}: {kind}: {size} bytes; expected {expected.size}")
+    found = _sha256(path)
+    if found != expected.sha256:
+        raise InsertlmError(f"{path}: altered: its SHA-256 is {found}; expected {expected.sha256}")
+
+
+def _verifies(path: Path) -> bool:
+    try:
+        for name, expected in _read_manifest(path).files.items():
+            _verify(path / name, expected)
+    except InsertlmError:
+        return False
+    return True
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

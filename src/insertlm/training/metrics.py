@@ -1,0 +1,154 @@
+"""What a run reports while it trains: a JSON-lines file always, TensorBoard or W&B if asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import msgspec
+
+from insertlm.errors import InsertlmError
+from insertlm.files import write_atomically, writing
+
+__all__ = ["MetricsLog", "Tracker", "TrackerKind", "open_tracker"]
+
+TrackerKind = Literal["none", "tensorboard", "wandb"]
+
+
+class MetricsLog:
+    """`metrics.jsonl`, one JSON object per line, such that an interrupted run leaves the file of an undisturbed one.
+
+    With `resume_step` (the step of the checkpoint that training goes on from), lines of later steps are dropped: the
+    run wrote them before it was killed and will write them again. None is a start from nothing, so all lines go.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        self._path = path
+        with writing(path):
+            write_atomically(path, b"" if resume_step is None else _lines_until(path, resume_step))
+            self._file = path.open("ab")
+
+    def write(self, record: Mapping[str, float | int | str]) -> None:
+        """Append one line and hand it to the system, so that a kill loses none."""
+        # NaN and Infinity, which json writes by default, are not JSON: jq, JavaScript and most strict readers refuse
+        # the file because of one diverged loss. null reads everywhere, and as a missing value in tables.
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        with writing(self._path):
+            self._file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        with writing(self._path):  # it flushes what a failed write left in the buffer
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """All that resuming needs to know of a line; one without a step belongs to no step and stays."""
+
+    step: int = -1
+
+
+def _lines_until(path: Path, step: int) -> bytes:
+    """The whole lines of the file up to `step`.
+
+    Only the last line can be torn, and a torn one is never valid JSON, since the first `{` is closed by the last `}`.
+    """
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    kept = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if msgspec.json.decode(line, type=_Line).step <= step:
+                kept.append(line + b"\n")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if number < len(lines):
+                raise InsertlmError(f"{path}, line {number}: expected a JSON object with a step: {error}") from error
+    return b"".join(kept)
+
+
+class Tracker(Protocol):
+    """A place outside the run folder's own log where curves are drawn."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_tracker(kind: TrackerKind, folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> Tracker:
+    """Start tracking the run in `folder`; `config` is the resolved recipe, shown beside the curves.
+
+    With `resume_step`, TensorBoard hides what the interrupted run had drawn beyond it. W&B cannot: there, a resumed
+    run is a new one of the same name.
+    """
+    if kind == "tensorboard":
+        return _TensorBoard(folder, config, resume_step)
+    if kind == "wandb":
+        return _WeightsAndBiases(folder, config)
+    return _Silent()
+
+
+class _Silent:
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _TensorBoard:
+    """Event files in `RUN/tensorboard`."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], resume_step: int | None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (slow, and an extra)
+        except ImportError as error:
+            raise InsertlmError("tracking to TensorBoard needs tensorboard: pip install insertlm[log]") from error
+        self._place = folder / "tensorboard"
+        purge = None if resume_step is None else resume_step + 1
+        with writing(self._place):
+            self._writer = SummaryWriter(str(self._place), purge_step=purge)
+            self._writer.add_text("recipe", f"```\n{json.dumps(dict(config), indent=2, default=str)}\n```")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        with writing(self._place):  # its writer thread hands a full disk's error to a later call
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        with writing(self._place):
+            self._writer.close()
+
+
+class _WeightsAndBiases:
+    """A run of the W&B project `insertlm`, named like the folder; local files in `RUN/wandb`."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        try:
+            # By name: in a folder that has a `wandb` folder of earlier runs, plain `import wandb` would succeed.
+            from wandb import Error, init  # noqa: PLC0415 (slow, and an extra)
+        except ImportError as error:
+            raise InsertlmError("tracking to W&B needs wandb: pip install insertlm[log]") from error
+        try:
+            self._run = init(project="insertlm", name=folder.name, dir=str(folder), config=dict(config))
+        except Error as error:
+            raise InsertlmError(f"W&B did not start: {' '.join(str(error).split())}") from error
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()

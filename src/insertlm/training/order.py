@@ -1,0 +1,46 @@
+"""Which examples a step sees: a pure function of (seed, step), with no shuffled list to hold or to save.
+
+Each epoch visits every example once, in the order of a keyed permutation: a Feistel network over the next power of four,
+walked until it lands inside the data set. It needs no memory, whatever the size of the corpus.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from insertlm.hashing import mix64
+
+__all__ = ["Order"]
+
+_ROUNDS = 6
+
+
+class Order:
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self.half_bits = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
+
+    def batches(self, first: int, steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Examples and epochs of `steps` steps from step `first` on: two [steps, batch_size] arrays."""
+        place = np.arange(first * self.batch_size, (first + steps) * self.batch_size, dtype=np.int64)
+        epoch, offset = place // self.count, place % self.count
+        shape = (steps, self.batch_size)
+        return self._permute(offset, epoch).reshape(shape), epoch.reshape(shape)
+
+    def _permute(self, offset: NDArray[np.int64], epoch: NDArray[np.int64]) -> NDArray[np.int64]:
+        example = self._feistel(offset, epoch)
+        while (outside := example >= self.count).any():
+            example[outside] = self._feistel(example[outside], epoch[outside])
+        return example
+
+    def _feistel(self, x: NDArray[np.int64], epoch: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A bijection of [0, 4^half_bits) for every epoch."""
+        mask = (1 << self.half_bits) - 1
+        left, right = x >> self.half_bits, x & mask
+        key = mix64(epoch.astype(np.uint64) + mix64(np.full_like(epoch, self.seed, dtype=np.uint64)))
+        for number in range(_ROUNDS):
+            scrambled = mix64(right.astype(np.uint64) + key + np.uint64(number << 40)).astype(np.int64)
+            left, right = right, left ^ (scrambled & mask)
+        return (left << self.half_bits) | right
+

@@ -1,0 +1,184 @@
+"""One optimisation step: eager where that is enough, and on CUDA one captured graph per buffer size.
+
+Corruption deletes a different number of tokens every time. The host knows how many rows will be left (the noise is a
+hash it can compute too), rounds that up to a capacity, and replays the graph captured for it: shapes are static, less
+than one row in fifty is spare, and the host never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.training.optim import Ema, OptimConfig, build_optimizer
+from insertlm.training.order import Order
+
+__all__ = ["Batch", "TrainStep", "capacity_for"]
+
+_BLOCK = 64  # steps whose batches are drawn at once
+_EAGER_VISITS = 2  # steps run before a capacity's graph is captured: they let libraries and compilers set up
+
+
+class Batch(NamedTuple):
+    """One step's examples. example, epoch: [B] on the device; visible: packed rows after corruption."""
+
+    example: Tensor
+    epoch: Tensor
+    visible: int
+
+
+def capacity_for(visible: int) -> int:
+    """`visible` rounded up by at most a thirty-second of it, in steps of at least 128."""
+    unit = max(128, 1 << max(0, visible.bit_length() - 6))
+    return -(-visible // unit) * unit
+
+
+class TrainStep:
+    """Holds the weights' optimiser and average, and carries out steps. Attributes are read by the loop for logging."""
+
+    def __init__(
+        self,
+        family: Family,
+        rows: Rows,
+        order: Order,
+        optim: OptimConfig,
+        steps: int,
+        device: torch.device,
+        compiled: bool,
+    ) -> None:
+        self.family, self.device = family, device
+        self.optim, self.steps, self.order = optim, steps, order
+        self.optimizer = build_optimizer(self.family, optim, device)
+        self.ema = Ema(self.family, optim.ema, optim.ema_every)
+        self.host_rows, self.rows = rows, rows.to(device)
+        self.sums: dict[str, Tensor] = {}
+        self._block: tuple[int, list[Batch]] = (-1, [])
+        self._losses = self._compile() if compiled else self._eager_losses
+        self._graphs = _Graphs(self._optimise, order.batch_size, device) if device.type == "cuda" else None
+
+    def __call__(self, step: int) -> Batch:
+        batch = self._batch(step)
+        self._set_rate(self.optim.rate(step, self.steps))
+        if self._graphs is None:
+            self._optimise(batch.example, batch.epoch, None)
+        else:
+            self._graphs.run(batch)
+        self.ema.update(step)
+        return batch
+
+    def means(self, steps: int) -> dict[str, float]:
+        """Means of the losses over the last `steps` steps; starts counting anew."""
+        values = {name: float(total) / steps for name, total in self.sums.items()}
+        for total in self.sums.values():
+            total.zero_()
+        return values
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The moments and step counts of AdamW by parameter name, `<name>/<quantity>`."""
+        names = {parameter: name for name, parameter in self.family.named_parameters()}
+        return {
+            f"{names[parameter]}/{key}": value
+            for parameter, state in self.optimizer.state.items()
+            for key, value in state.items()
+        }
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, Tensor], ema: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
+        """Take up a saved state."""
+        for name, parameter in self.family.named_parameters():
+            parameter.copy_(weights[name])
+            self.ema.average[name].copy_(ema[name])
+            state = {key: optimizer[f"{name}/{key}"].to(self.device) for key in ("step", "exp_avg", "exp_avg_sq")}
+            self.optimizer.state[parameter] = state
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(rate)
+
+    def _batch(self, step: int) -> Batch:
+        """From a block of steps drawn together: one transfer to the device serves them all."""
+        number = step // _BLOCK
+        if self._block[0] != number:
+            examples, epochs = self.order.batches(number * _BLOCK, _BLOCK)
+            example, epoch = torch.from_numpy(examples), torch.from_numpy(epochs)
+            noise = Noise(self.order.seed, example.flatten(), epoch.flatten())
+            visible = self.family.visible(self.host_rows.select(noise.example), noise).view_as(example).sum(1)
+            parts = (example.to(self.device), epoch.to(self.device), visible.tolist())
+            self._block = (number, [Batch(*part) for part in zip(*parts, strict=True)])
+        return self._block[1][step % _BLOCK]
+
+    def _eager_losses(self, example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
+        noise = Noise(self.order.seed, example, epoch)
+        on_cuda = self.device.type == "cuda"
+        with torch.autocast("cuda", torch.bfloat16) if on_cuda else nullcontext():
+            return self.family.losses(self.rows.select(example), noise, capacity)
+
+    def _compile(self) -> Callable[[Tensor, Tensor, int | None], Losses]:
+        """Compiled once for every capacity: it enters as the size of an empty tensor, marked dynamic."""
+
+        def with_room(example: Tensor, epoch: Tensor, room: Tensor) -> Losses:
+            return self._eager_losses(example, epoch, room.shape[0])
+
+        fast = torch.compile(with_room, dynamic=False)
+
+        def losses(example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
+            if capacity is None:
+                return self._eager_losses(example, epoch, None)
+            room = torch.empty(capacity, 0, device=self.device)
+            torch._dynamo.mark_dynamic(room, 0)
+            return fast(example, epoch, room)
+
+        return losses
+
+    def _optimise(self, example: Tensor, epoch: Tensor, capacity: int | None) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = self._losses(example, epoch, capacity)
+        losses.total.backward()
+        if self.optim.clip:
+            nn.utils.clip_grad_norm_(self.family.parameters(), self.optim.clip, foreach=True)
+        self.optimizer.step()
+        for name, value in {"loss": losses.total.detach(), **losses.parts}.items():
+            self.sums.setdefault(name, torch.zeros_like(value)).add_(value)
+
+
+class _Graphs:
+    """A captured graph per capacity, all in one memory pool: they never run at the same time."""
+
+    def __init__(self, run: Callable[[Tensor, Tensor, int], None], batch_size: int, device: torch.device) -> None:
+        self._run = run
+        self._example = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._epoch = torch.zeros_like(self._example)
+        self._visits: dict[int, int] = {}
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def run(self, batch: Batch) -> None:
+        self._example.copy_(batch.example)
+        self._epoch.copy_(batch.epoch)
+        capacity = capacity_for(batch.visible)
+        if capacity not in self._graphs:
+            self._visits[capacity] = self._visits.get(capacity, 0) + 1
+            if self._visits[capacity] <= _EAGER_VISITS:
+                self._run_aside(capacity)
+                return
+            self._capture(capacity)
+        self._graphs[capacity].replay()
+
+    def _run_aside(self, capacity: int) -> None:
+        """On the stream that captures, as CUDA graphs ask for."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._run(self._example, self._epoch, capacity)
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _capture(self, capacity: int) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            self._run(self._example, self._epoch, capacity)
+        self._graphs[capacity] = graph

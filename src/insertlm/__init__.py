@@ -1,0 +1,38 @@
+"""Insertion language models: sequences written by inserting one token at a time, anywhere.
+
+    model = insertlm.load()
+    [path] = model.generate(["3>8 8>12 0>8 8>5 : 3 12"])
+    print(model.decode(path.ids))
+
+`import insertlm` is fast: torch is imported when `load` or `Model` is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from insertlm.errors import InsertlmError
+
+if TYPE_CHECKING:
+    from insertlm.api import Model, load
+
+    __version__: str
+
+__all__ = ["InsertlmError", "Model", "__version__", "load"]
+
+if not TYPE_CHECKING:  # a type checker that saw it would let any misspelt name pass
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("insertlm")
+        if name in __all__:
+            from insertlm import api
+
+            return getattr(api, name)
+        raise AttributeError(f"module 'insertlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

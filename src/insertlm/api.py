@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from insertlm.config import Recipe, load_recipe
+from insertlm.config import Recipe, change_decode, load_recipe
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
 from insertlm.families.base import Family
+from insertlm.files import reason
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
 
-__all__ = ["BUNDLED", "Model", "load"]
+__all__ = ["BUNDLED", "Model", "choose_device", "load", "prepare"]
 
 BUNDLED = "star-hard-mini"
 _ASSETS = Path(__file__).parent / "assets"
@@ -30,10 +30,18 @@ _ASSETS = Path(__file__).parent / "assets"
 
 @dataclass(frozen=True)
 class Model:
-    """A trained model with its recipe."""
+    """A trained model with its recipe, the folder it came from, and the training step of its weights (None: released,
+    so the run is over)."""
 
     family: Family
     recipe: Recipe
+    folder: Path
+    step: int | None = None
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it came with the package, whose folders are not for writing."""
+        return self.folder.parent == _ASSETS
 
     def generate(
         self, prompts: Sequence[str], *, seed: int = 0, batch_size: int = 64, **settings: Any
@@ -43,22 +51,27 @@ class Model:
         `settings` override the recipe's `decode` section, e.g. `temperature=0.8`. Sequence i depends on its prompt, the
         model and `seed + i` alone.
         """
+        if isinstance(prompts, str):
+            raise InsertlmError("generate: expected a list of prompts, got one string")
+        if batch_size < 1 or not 0 <= seed < 1 << 62:
+            raise InsertlmError(f"generate: expected batch_size >= 1 and 0 <= seed < 2^62, got {batch_size} and {seed}")
         decode = self.settings(**settings)
-        prefixes = [self.recipe.task.parse_prompt(text) for text in prompts]
-        ready = [Prompt(prefix, seed + i) for i, prefix in enumerate(prefixes)]
+        ready = [Prompt(self._prefix(text, i), seed + i) for i, text in enumerate(prompts)]
         return list(generate(self.family, ready, decode, batch_size))
 
     def settings(self, **changes: Any) -> DecodeConfig:
         """The recipe's `decode` section with some keys changed."""
-        keys = {**msgspec.to_builtins(self.recipe.decode), **changes}
-        try:
-            return msgspec.convert(keys, DecodeConfig)
-        except msgspec.ValidationError as error:
-            raise InsertlmError(f"decode: {error}") from error
+        return change_decode(self.recipe.decode, changes)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text."""
         return self.recipe.task.tokenizer.decode(ids)
+
+    def _prefix(self, text: str, number: int) -> list[int]:
+        try:
+            return self.recipe.task.parse_prompt(text)
+        except InsertlmError as error:
+            raise InsertlmError(f"prompt {number}: {error}") from error
 
 
 def load(name_or_path: str | Path = BUNDLED, device: str | None = None) -> Model:
@@ -66,44 +79,62 @@ def load(name_or_path: str | Path = BUNDLED, device: str | None = None) -> Model
 
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
     """
+    target = choose_device(device)
     folder = _find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
     family = build_family(recipe)
-    _fill(family, _weights(folder), folder)
-    family.eval().requires_grad_(False).to(choose_device(device))
-    if family.device.type == "cuda":
-        _halve(family)
-    return Model(family, recipe)
+    weights, step = _weights(folder)
+    _fill(family, weights, folder)
+    return Model(prepare(family, target), recipe, folder, step)
+
+
+def prepare(family: Family, device: torch.device) -> Family:
+    """A trained model made ready to write on `device`."""
+    family.eval().requires_grad_(False).to(device)
+    if device.type == "cuda":
+        backbone = family.backbone
+        for linear in (module for module in backbone.blocks.modules() if isinstance(module, nn.Linear)):
+            linear.to(torch.bfloat16)  # in which they are used on a GPU anyway
+        backbone.compile_pieces()
+    return family
 
 
 def choose_device(name: str | None = None) -> torch.device:
+    """The device of that name, if torch can use it; with no name, a GPU if there is one."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise InsertlmError(f"unknown device {name!r}; expected cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InsertlmError("device cuda: no GPU is available to torch; expected --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise InsertlmError(f"device {name} is not supported; expected cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
+        raise InsertlmError(f"device {name}: torch finds {gpus or 'no'} GPU{'s' if gpus > 1 else ''}; expected cpu")
     return device
 
 
 def _find(name: str) -> Path:
-    for folder in (_ASSETS / name, Path(name)):
-        if (folder / "recipe.yaml").is_file():
-            return folder
-    known = ", ".join(sorted(path.name for path in _ASSETS.iterdir() if path.is_dir()))
-    raise InsertlmError(f"no model at {name}: expected a run folder with recipe.yaml, or a bundled model ({known})")
+    bundled = sorted(path.parent.name for path in _ASSETS.glob("*/recipe.yaml"))
+    if name in bundled:
+        return _ASSETS / name
+    try:
+        if (Path(name) / "recipe.yaml").is_file():
+            return Path(name)
+    except OSError as error:
+        raise InsertlmError(f"{name}: cannot be read: {reason(error)}") from error
+    known = f", or a bundled model ({', '.join(bundled)})" if bundled else ""
+    raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
-    """The averaged weights of a run's newest checkpoint, or released ones."""
+def _weights(folder: Path) -> tuple[dict[str, Tensor], int | None]:
+    """Released weights, or the averaged ones of a run's newest checkpoint and its step."""
     released = folder / "model.safetensors"
     if not released.is_file():
         newest = checkpoint.latest(folder / "checkpoints")
         if newest is None:
-            raise InsertlmError(f"{folder} has no checkpoint yet; expected {folder / 'checkpoints'}/step-…")
-        return checkpoint.load_part(newest, "ema")
+            raise InsertlmError(f"{folder}: no checkpoint yet; expected {folder / 'checkpoints'}/step-…")
+        return checkpoint.load_part(newest, "ema"), int(newest.name.removeprefix("step-"))
     try:
-        return load_file(released)
+        return load_file(released), None
     except (SafetensorError, OSError) as error:
         raise InsertlmError(f"{released}: expected a safetensors file: {' '.join(str(error).split())}") from error
 
@@ -119,10 +150,3 @@ def _fill(family: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
             f"expected {expected.get(name, 'nothing of that name')}"
         )
     family.load_state_dict(weights)
-
-
-def _halve(family: nn.Module) -> None:
-    """Matrices of the backbone to bfloat16, in which they are used on a GPU anyway; heads stay float32."""
-    for block in family.get_submodule("backbone.blocks").modules():
-        if isinstance(block, nn.Linear):
-            block.to(torch.bfloat16)

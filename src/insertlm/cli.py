@@ -1,33 +1,232 @@
-"""`insertlm train | evaluate | generate | data | plot`."""
+"""`insertlm train | evaluate | generate | data | plot`.
+
+This file reads the command line; commands.py carries it out. Whatever a user can get wrong ends as one line on standard
+error and exit code 2.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
+import io
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
+import insertlm
 from insertlm.errors import InsertlmError
 
 __all__ = ["main"]
 
+# The sections of a recipe that `--section.key value` may change.
+_OVERRIDES = {
+    "train": ("task", "model", "family", "optim", "train", "decode"),
+    "evaluate": ("decode",),
+    "generate": ("decode",),
+    "data": (),
+    "plot": ("decode",),
+}
+_SPLITS = ("train", "validation", "test")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Bad input: one line on stderr, exit code 2."""
-    parser = _parser()
-    known, rest = parser.parse_known_args(arguments)
+    """Run one command; the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an arrow that a terminal cannot show is no reason to fail
     try:
-        if rest and known.command != "train":
-            raise InsertlmError(f"unknown argument {rest[0]}; see insertlm {known.command} --help")
-        known.run_command(known, rest)
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
     except InsertlmError as error:
-        print(f"insertlm: {error}", file=sys.stderr)
-        return 2
+        return _complain(str(error))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("insertlm: interrupted", file=sys.stderr)
         return 130
+    except OSError as error:
+        return _complain(str(error))
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _complain("out of memory; expected a smaller model or batch size, or a larger machine")
     return 0
+
+
+def _run(arguments: list[str]) -> None:
+    plain, overrides = _split_off_overrides(arguments)
+    parsed, rest = _parser().parse_known_args(plain)
+    if parsed.version:
+        print(f"insertlm {insertlm.__version__}")
+        return
+    if parsed.command is None:
+        raise InsertlmError(f"expected a command, one of {', '.join(_OVERRIDES)}; see insertlm --help")
+    _refuse_unknown(parsed.command, rest, overrides)
+    parsed.overrides, parsed.line = overrides, shlex.join(["insertlm", *arguments])
+    from insertlm import commands  # not for help and mistakes, which are answered at once
+
+    getattr(commands, parsed.function)(parsed)
+
+
+def _refuse_unknown(command: str, rest: Sequence[str], overrides: Sequence[tuple[str, str]]) -> None:
+    sections = _OVERRIDES[command]
+    if rest:
+        section = rest[0].removeprefix("--").partition("=")[0]
+        hint = f"expected --{section}.KEY VALUE" if section in sections else f"see insertlm {command} --help"
+        raise InsertlmError(f"unknown argument {rest[0]}; {hint}")
+    for key, _ in overrides:
+        if key.partition(".")[0] not in sections:
+            hint = (
+                f"expected one of --{'.KEY, --'.join(sections)}.KEY" if sections else f"see insertlm {command} --help"
+            )
+            raise InsertlmError(f"unknown argument --{key}; {hint}")
+
+
+def _split_off_overrides(arguments: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Take out `--section.key value` and `--section.key=value`, which argparse does not know one by one."""
+    plain: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    queue = deque(arguments)
+    while queue:
+        argument = queue.popleft()
+        name, equals, value = argument.partition("=")
+        if not name.startswith("--") or "." not in name:
+            plain.append(argument)
+            continue
+        if not equals:
+            if not queue or queue[0].startswith("--"):
+                raise InsertlmError(f"{name}: expected a value, as in {name} VALUE")
+            value = queue.popleft()
+        overrides.append((name[2:], value))
+    return plain, overrides
+
+
+def _complain(message: str) -> int:
+    print("insertlm:", " ".join(message.splitlines()), file=sys.stderr)
+    return 2
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a class for it on GPUs only."""
+    signs = ("can't allocate memory", "Storage size calculation overflowed")
+    return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(sign in str(error) for sign in signs)
+
+
+# --- Arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without argparse's usage."""
+        raise InsertlmError(message)
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            shown = text if len(text) < 40 else f"{text[:39]}…"
+            bound = f"at least {least}" if number < least else f"at most {most}"
+            raise argparse.ArgumentTypeError(f"expected a whole number of {bound}, got {shown!r}")
+        return number
+
+    return parse
+
+
+_count, _seed = _whole(1, 10**9), _whole(0, (1 << 62) - 1)
+
+
+def _split(text: str) -> str:
+    if text not in _SPLITS:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(_SPLITS)}, got {text!r}")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for add in (_add_train, _add_evaluate, _add_generate, _add_data, _add_plot):
+        add(subparsers)
+    return parser
+
+
+def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: str = "") -> _Parser:
+    """A command, carried out by the function of commands.py that has its name or the one given."""
+    about = f"{summary[0].upper()}{summary[1:]}."
+    command: _Parser = subparsers.add_parser(name, help=summary, description=about, epilog=epilog, allow_abbrev=False)
+    command.set_defaults(function=function or name)
+    return command
+
+
+def _add_model(command: _Parser) -> None:
+    command.add_argument(
+        "model", nargs="?", metavar="MODEL", help="run folder or bundled model (default: the bundled star-hard-mini)"
+    )
+
+
+def _add_device(command: _Parser) -> None:
+    command.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
+
+
+_DECODE_NOTE = "--decode.KEY VALUE changes how it decodes, e.g. --decode.temperature 0.8 --decode.position_top_k 0"
+
+
+def _add_train(subparsers: Any) -> None:
+    note = "--SECTION.KEY VALUE changes the recipe, e.g. --train.steps 200 --model.width 64. Run it again to resume."
+    command = _add(subparsers, "train", "train a model from a recipe", note)
+    command.add_argument("recipe", type=Path, metavar="RECIPE", help="such as recipes/star_hard/ilm.yaml")
+    command.add_argument("--run", type=Path, metavar="DIR", help="run folder (default: runs/FOLDER-NAME of the recipe)")
+    _add_device(command)
+
+
+def _add_evaluate(subparsers: Any) -> None:
+    command = _add(subparsers, "evaluate", "measure the accuracy of a model", _DECODE_NOTE)
+    command.add_argument("model", metavar="RUN", help="run folder or bundled model")
+    command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
+    command.add_argument("--count", type=_count, metavar="N", help="examples (default: all of the split)")
+    command.add_argument("--batch-size", type=_count, default=500, metavar="N", help="sequences at once (default: 500)")
+    command.add_argument("--out", type=Path, metavar="FILE", help="JSON (default: RUN/evaluation-SPLIT.json)")
+    _add_device(command)
+
+
+def _add_generate(subparsers: Any) -> None:
+    command = _add(subparsers, "generate", "write sequences and show how they came about", _DECODE_NOTE)
+    _add_model(command)
+    command.add_argument("--prompt", metavar="TEXT", help='what to solve, e.g. "3>8 8>12 0>8 8>5 : 3 12"')
+    command.add_argument("--count", type=_count, metavar="N", help="without --prompt: fresh random graphs (default: 5)")
+    command.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="of the graphs and of sampling (default: 0)"
+    )
+    command.add_argument("--show", action="store_true", help="show how every sequence was written, not only the first")
+    command.add_argument("--json", action="store_true", help="print one JSON object per sequence instead")
+    _add_device(command)
+
+
+def _add_data(subparsers: Any) -> None:
+    command = _add(subparsers, "data", "print examples of a task, or write them as JSONL")
+    command.add_argument("name", metavar="NAME", help="star-easy, star-medium or star-hard")
+    command.add_argument("--count", type=_count, default=3, metavar="N", help="examples (default: 3)")
+    command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
+    command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
+    command.add_argument("--out", type=Path, metavar="FILE", help="write them as JSONL")
+
+
+def _add_plot(subparsers: Any) -> None:
+    plot = _add(subparsers, "plot", "draw pictures (.png, .svg or .pdf)")
+    pictures = plot.add_subparsers(dest="picture", metavar="PICTURE", title="pictures", required=True)
+    order = _add(pictures, "trajectory", "draw the order in which tokens came", _DECODE_NOTE, "plot_trajectory")
+    _add_model(order)
+    order.add_argument("--count", type=_count, default=10, metavar="N", help="sequences (default: 10)")
+    graph = _add(pictures, "graph", "draw a star graph with its path", _DECODE_NOTE, "plot_graph")
+    graph.add_argument("name", nargs="?", metavar="NAME", help="star-easy, star-medium or star-hard (default)")
+    graph.add_argument("--model", help="draw a graph of this model's task, with the path the model writes")
+    for picture, out in ((order, "trajectory.png"), (graph, "graph.png")):
+        picture.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the graphs (default: 0)")
+        picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")
+        _add_device(picture)

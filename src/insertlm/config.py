@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import yaml
@@ -16,14 +16,26 @@ from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.settings import DecodeConfig
 from insertlm.errors import InsertlmError
 from insertlm.families.ilm import IlmConfig
+from insertlm.files import reason
 from insertlm.section import Count, Index, Section
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star
 from insertlm.training.optim import OptimConfig
 
-__all__ = ["TASK_PRESETS", "Recipe", "TrainConfig", "differences", "load_recipe", "parse_recipe", "to_yaml"]
+__all__ = [
+    "TASK_PRESETS",
+    "Recipe",
+    "TrainConfig",
+    "change_decode",
+    "differences",
+    "load_recipe",
+    "parse_recipe",
+    "parse_value",
+    "to_yaml",
+]
 
 TASK_PRESETS: dict[str, dict[str, Any]] = {name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()}
+_MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
 
 
@@ -42,6 +54,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
 
 
 class Recipe(Section, frozen=True, kw_only=True):
+    """Everything that defines a run."""
+
     task: Star
     model: ModelConfig
     train: TrainConfig
@@ -49,78 +63,210 @@ class Recipe(Section, frozen=True, kw_only=True):
     optim: OptimConfig = OptimConfig()
     decode: DecodeConfig = DecodeConfig()
 
+    def __post_init__(self) -> None:
+        longest = self.task.longest_prefix + self.task.longest_target + 2
+        if longest > self.model.max_length:
+            raise ValueError(f"the task has rows of {longest} tokens; model.max_length is {self.model.max_length}")
+
 
 def load_recipe(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> Recipe:
     """Read a recipe; `overrides` are pairs such as ("train.steps", "200")."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InsertlmError(f"{path}: no such recipe ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InsertlmError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise InsertlmError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    tree = _read(path)
     for key, value in overrides:
         _override(tree, key, value)
-    return parse_recipe(tree, str(path))
+    return parse_recipe(tree, str(path), [key for key, _ in overrides])
 
 
-def parse_recipe(tree: Mapping[str, Any], source: str) -> Recipe:
-    """`source` names the origin in messages."""
-    expanded = {section: _expand(section, keys, source) for section, keys in tree.items()}
+def parse_recipe(tree: Mapping[Any, Any], source: str, overridden: Collection[str] = ()) -> Recipe:
+    """`source` names the origin in messages; the keys in `overridden` came from the command line."""
+    _check_names(tree, source)
+    sections = {section: _expand(section, keys, source, overridden) for section, keys in tree.items()}
+    return _convert(sections, Recipe, source, overridden)
+
+
+def change_decode(config: DecodeConfig, changes: Mapping[str, Any], overridden: Collection[str] = ()) -> DecodeConfig:
+    """The `decode` section with some keys changed."""
+    keys = {**msgspec.to_builtins(config), **changes}
+    return _convert({"decode": keys}, _DecodeOnly, "", overridden).decode
+
+
+def parse_value(key: str, text: str) -> Any:
+    """What a value on the command line means: the same as behind `key:` in a recipe."""
     try:
-        return msgspec.convert(expanded, Recipe, strict=False)
-    except msgspec.ValidationError as error:
-        raise InsertlmError(f"{source}: {_explain(str(error))}") from error
+        return _parse_yaml(text) if text else text
+    except ValueError as error:
+        raise InsertlmError(f"--{key}: not a YAML value: {_shown(text)}") from error
 
 
 def to_yaml(recipe: Recipe) -> str:
+    """All keys, also those left at their defaults."""
     text: str = yaml.safe_dump(msgspec.to_builtins(recipe), sort_keys=False)
     return text
 
 
 def differences(ours: Recipe, theirs: Recipe) -> list[str]:
-    """`key: ours, not theirs` for every key that differs."""
+    """`key is theirs, not ours` for every key that differs."""
     a, b = _flatten(msgspec.to_builtins(ours)), _flatten(msgspec.to_builtins(theirs))
     return [f"{key} is {b.get(key)}, not {a.get(key)}" for key in sorted(a | b) if a.get(key) != b.get(key)]
 
 
-def _flatten(tree: dict[str, Any]) -> dict[str, Any]:
+def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, keys in tree.items() for key, value in keys.items()}
 
 
-def _override(tree: dict[str, Any], key: str, value: str) -> None:
-    section, dot, name = key.partition(".")
-    if not dot or not name:
+# --- Reading
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    try:
+        tree = _parse_yaml(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InsertlmError(f"{path}: no such file; expected a recipe, a YAML file") from error
+    except IsADirectoryError as error:
+        raise InsertlmError(f"{path}: is a folder; expected a recipe, a YAML file") from error
+    except OSError as error:
+        raise InsertlmError(f"{path}: cannot be read: {reason(error)}") from error
+    except ValueError as error:
+        raise InsertlmError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if tree is None:
+        raise InsertlmError(f"{path}: is empty; expected the sections {_listed(_sections())}")
+    if not isinstance(tree, dict):
+        raise InsertlmError(f"{path}: expected the sections {_listed(_sections())}, got {_shown(tree)}")
+    return tree
+
+
+def _parse_yaml(text: str | bytes) -> Any:
+    """Raises ValueError for whatever is not YAML."""
+    try:
+        return yaml.safe_load(text)
+    # The last three are what PyYAML lets through, of `!!bool x`, `!!timestamp x` and thousands of brackets.
+    except (yaml.YAMLError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _override(tree: dict[Any, Any], key: str, value: str) -> None:
+    section, _, name = key.partition(".")
+    if not section or not name:
         raise InsertlmError(f"--{key}: expected --section.key value, for example --train.steps 200")
-    keys = tree.setdefault(section, {})
+    if section not in _sections():
+        raise InsertlmError(f"--{key}: {_unknown(section, _sections(), 'section')}")
+    if name not in (known := _keys(section)):
+        raise InsertlmError(f"--{key}: {_unknown(name, known, 'key')}")
+    keys = tree.get(section)
+    if keys is None:
+        keys = tree[section] = {}
     if isinstance(keys, dict):  # else parsing says what is wrong with it
-        keys[name] = yaml.safe_load(value) if value else value
+        keys[name] = parse_value(key, value)
 
 
-def _expand(section: str, keys: Any, source: str) -> Any:
-    """Put the keys of `preset: NAME` beneath those given."""
+def _expand(section: str, keys: Any, source: str, overridden: Collection[str]) -> Any:
+    """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty."""
+    if keys is None:
+        return {}
     if section not in _PRESETS or not isinstance(keys, dict) or "preset" not in keys:
         return keys
-    name = keys["preset"]
-    if name not in _PRESETS[section]:
-        known = ", ".join(_PRESETS[section])
-        raise InsertlmError(f"{source}: {section}.preset: unknown preset {name!r}; expected one of {known}")
-    return {**_PRESETS[section][name], **{key: value for key, value in keys.items() if key != "preset"}}
+    name, presets = keys["preset"], _PRESETS[section]
+    if not isinstance(name, str) or name not in presets:
+        where = _where(f"{section}.preset", source, overridden)
+        raise InsertlmError(f"{where}: expected one of {_listed(presets)}, got {_shown(name)}")
+    return {**presets[name], **{key: value for key, value in keys.items() if key != "preset"}}
 
 
-def _explain(message: str) -> str:
-    """msgspec's message with the place first, and the nearest real key for an unknown one."""
-    what, _, place = message.rpartition(" - at `$")
-    where = place.strip("`.") if what else ""
-    what = what or message
-    if unknown := re.search(r"unknown field `(.+)`", what):
-        where = f"{where}.{unknown[1]}".strip(".")
-        near = difflib.get_close_matches(where, _all_keys(), n=1)
-        what = "unknown key" + (f"; did you mean {near[0]}?" if near else "")
-    return f"{where}: {what}" if where else what
+# --- Checking
 
 
-def _all_keys() -> list[str]:
-    sections = {field.name: field.type for field in msgspec.structs.fields(Recipe)}
-    return [*sections, *(f"{name}.{key.name}" for name, kind in sections.items() for key in msgspec.structs.fields(kind))]
+class _DecodeOnly(Section, frozen=True, kw_only=True):
+    decode: DecodeConfig
+
+
+_Tree = TypeVar("_Tree", Recipe, _DecodeOnly)
+
+
+def _convert(sections: Mapping[str, Any], kind: type[_Tree], source: str, overridden: Collection[str]) -> _Tree:
+    try:
+        tree = msgspec.convert(sections, kind, strict=False)
+    except msgspec.ValidationError as error:
+        place, what = _explain(str(error), sections)
+        raise InsertlmError(f"{_where(place, source, overridden)}: {what}") from error
+    for place, value in _flatten(msgspec.to_builtins(tree)).items():
+        if isinstance(value, int | float) and not -_MOST <= value <= _MOST:  # not a number is not, either
+            where = _where(place, source, overridden)
+            raise InsertlmError(f"{where}: expected a number below 2^63, got {_shown(value)}")
+    return tree
+
+
+def _where(place: str, source: str, overridden: Collection[str]) -> str:
+    return f"--{place}" if place in overridden else f"{source}: {place}" if source else place
+
+
+def _check_names(tree: Mapping[Any, Any], source: str) -> None:
+    """YAML has keys of any type; here all are names."""
+    places = {"": tree, **{f"{section}: ": keys for section, keys in tree.items() if isinstance(keys, dict)}}
+    for place, keys in places.items():
+        for key in keys:
+            if not isinstance(key, str) or not re.fullmatch(r"[\w .-]+", key):
+                raise InsertlmError(f"{source}: {place}expected names as keys, got {_shown(key)}")
+
+
+def _explain(message: str, sections: Mapping[str, Any]) -> tuple[str, str]:
+    """msgspec's message as the place and what is wrong there: with what was expected, and what is there instead."""
+    what, found, place = message.rpartition(" - at `$")
+    what, place = (what, place.strip("`.")) if found else (message, "")
+    if match := re.fullmatch(r"Object contains unknown field `(.*)`", what):
+        known, kind = (_keys(place), "key") if place else (_sections(), "section")
+        return f"{place}.{match[1]}".removeprefix("."), _unknown(match[1], known, kind)
+    if match := re.fullmatch(r"Object missing required field `(.*)`", what):
+        expected = f"this {'key' if place else 'section'}"
+        if place in _PRESETS:
+            expected += f", or {place}.preset: one of {_listed(_PRESETS[place])}"
+        return f"{place}.{match[1]}".removeprefix("."), f"missing; expected {expected}"
+    section, _, key = place.partition(".")
+    value = sections[section][key] if key else sections[section]
+    if what.startswith("Invalid"):
+        return place, f"expected one of {_listed(_choices(section, key))}, got {_shown(value)}"
+    if match := re.fullmatch(r"Expected `(.*?)`(| [<>].*?)(|, got .*)", what):
+        expected = match[1].replace(" | ", " or ").replace("object", "a mapping of keys")
+        return place, f"expected {expected}{match[2]}, got {_shown(value)}"
+    return place, what
+
+
+def _unknown(name: str, known: Sequence[str], kind: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown {kind}; " + (f"did you mean {near[0]}?" if near else f"expected one of {_listed(known)}")
+
+
+def _sections() -> list[str]:
+    return [field.name for field in msgspec.structs.fields(Recipe)]
+
+
+def _kind(section: str) -> Any:
+    return next(field.type for field in msgspec.structs.fields(Recipe) if field.name == section)
+
+
+def _keys(section: str) -> list[str]:
+    """All keys a section may have in a file."""
+    kind = _kind(section)
+    tag = kind.__struct_config__.tag_field
+    preset = ["preset"] if section in _PRESETS else []
+    return [*preset, *([tag] if tag else []), *(field.name for field in msgspec.structs.fields(kind))]
+
+
+def _choices(section: str, key: str) -> Sequence[str]:
+    """What a key that has few possible values may be."""
+    kind = _kind(section)
+    if key == kind.__struct_config__.tag_field:
+        return [kind.__struct_config__.tag]
+    return next(get_args(field.type) for field in msgspec.structs.fields(kind) if field.name == key)
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(names)
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it, cut to fit into a message."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write numbers of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:59]}…"

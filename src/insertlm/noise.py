@@ -29,8 +29,7 @@ def hash32(seed: int, *counters: Tensor | int) -> Tensor:
     """A value in [0, 2^32) for every combination of the counters, which broadcast. Returns int64."""
     state: Tensor | int = (seed ^ (seed >> 32)) & _LOW
     for counter in counters:
-        counter = torch.as_tensor(counter)
-        state = _mix((state + _GOLDEN + _mix(counter & _LOW)) & _LOW)
+        state = _mix((state + _GOLDEN + _mix(torch.as_tensor(counter) & _LOW)) & _LOW)
     return torch.as_tensor(state)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 __all__ = ["Packing", "Segments"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Segments:
     """Which packed rows attend to each other.
 
@@ -36,6 +36,15 @@ class Segments:
         starts = self.cu[:-1]
         at = torch.nn.functional.pad(at.to(starts.dtype), (0, len(starts) - len(at)))
         return Segments(torch.cat([torch.stack([starts, starts + at], 1).flatten(), self.cu[-1:]]), self.longest)
+
+    def select(self, chosen: Tensor) -> tuple[Segments, Tensor]:
+        """Some segments in a given order, and the packed rows they consist of. chosen: [S'] indices"""
+        lengths = self.lengths.index_select(0, chosen)
+        cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+        shift = self.cu.index_select(0, chosen) - cu[:-1]
+        count = int(cu[-1])
+        rows = torch.arange(count, device=cu.device) + torch.repeat_interleave(shift, lengths, output_size=count)
+        return Segments(cu, self.longest), rows
 
     @cached_property
     def cells(self) -> Tensor:
@@ -57,21 +66,23 @@ class Packing:
     """Where the kept cells of a [B, C] matrix go.
 
     With `capacity`, the buffer has that many rows whatever is kept, so that shapes stay static for compilation and CUDA
-    graphs. The spare tail is cut into segments of at most `longest` rows: a longer one would make the attention kernel
-    leave rows unwritten.
+    graphs, and nothing is asked of the device. The spare tail is cut into segments of at most C rows: one longer than
+    `Segments.longest` would make the attention kernel leave rows unwritten.
 
     where: [B, C] int64, see above   lengths: [B] kept cells   starts: [B] first packed row   total: rows of the buffer
     """
 
-    def __init__(self, keep: Tensor, longest: int, capacity: int | None = None) -> None:
+    def __init__(self, keep: Tensor, capacity: int | None = None) -> None:
         self.keep = keep
         self.where = keep.flatten().cumsum(0).view_as(keep) - 1
         self.lengths = keep.sum(1)
         ends = self.lengths.cumsum(0)
         self.starts = ends - self.lengths
-        self.total = int(ends[-1]) if capacity is None else capacity
         cu = torch.cat([ends.new_zeros(1), ends])
-        if capacity is not None:
+        if capacity is None:
+            self.total, longest = int(ends[-1]), int(self.lengths.max())
+        else:
+            self.total, longest = capacity, keep.shape[1]
             pieces = -(-capacity // longest)
             tail = ends[-1] + longest * torch.arange(1, pieces + 1, device=keep.device)
             cu = torch.cat([cu, tail.clamp(max=capacity)])

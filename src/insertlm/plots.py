@@ -5,8 +5,6 @@ without pyplot: no display, no global state, no figures that stay open. Both pic
 that fills the figure, so a figure grows with its content and text keeps its size.
 """
 
-# ruff: noqa: PLC0415 - late imports are the point
-
 from __future__ import annotations
 
 import math

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from insertlm.packing import Segments
 
-__all__ = ["Attention", "CachedAttention", "FullAttention", "PrefixAttention", "attend"]
+__all__ = ["Attention", "CachedAttention", "FullAttention", "PrefixAttention", "PrefixCache", "attend"]
 
 
 class Attention(Protocol):
@@ -29,20 +29,34 @@ class Attention(Protocol):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments) -> Tensor:
     """Every query row of segment s attends to every key row of segment s. q: [Tq, H, D], k and v: [Tk, H, D]."""
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+    if has_kernel(q):
         from torch.nn.attention.varlen import varlen_attn
 
         out = varlen_attn(q, k, v, queries.cu, keys.cu, queries.longest, keys.longest)
         assert isinstance(out, Tensor)
         return out
-    return _attend_padded(q, k, v, queries, keys, keys.valid[:, None, None, :])
+    visible = keys.valid.clone()
+    visible[:, 0] = True  # an empty segment must not give NaN, not even in cells that nobody reads
+    return _attend_dense(q, _pad(k, keys), _pad(v, keys), queries, visible[:, None, None, :])
 
 
-def _attend_padded(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments, mask: Tensor) -> Tensor:
-    """mask: broadcastable to [S, H, longest query, longest key]; a row that sees nothing is not read back."""
-    mask = mask.clone()
-    mask[..., 0] = True  # an empty segment must not give NaN, not even in cells that nobody reads
-    out = F.scaled_dot_product_attention(_pad(q, queries), _pad(k, keys), _pad(v, keys), attn_mask=mask)
+def has_kernel(q: Tensor) -> bool:
+    """Whether the varlen kernel takes it."""
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
+
+
+def _attend_with_mass(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments) -> tuple[Tensor, Tensor]:
+    """`attend` by the kernel, and the log of each query's softmax denominator, [Tq, H, 1]."""
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+    aux = AuxRequest(lse=True)
+    out, lse = varlen_attn(q, k, v, queries.cu, keys.cu, queries.longest, keys.longest, return_aux=aux)
+    return out, lse.T[:, :, None]
+
+
+def _attend_dense(q: Tensor, k: Tensor, v: Tensor, queries: Segments, mask: Tensor) -> Tensor:
+    """k, v: [S, H, Lk, D]; mask: broadcastable to [S, H, Lq, Lk]. Packed queries in, packed rows out."""
+    out = F.scaled_dot_product_attention(_pad(q, queries), k, v, attn_mask=mask)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, queries.cells)
 
 
@@ -50,10 +64,10 @@ def _pad(x: Tensor, segments: Segments) -> Tensor:
     """[T, H, D] to [S, H, longest, D], zeros where no row is."""
     count = len(segments.cu) - 1
     dense = x.new_zeros(count * segments.longest, *x.shape[1:]).index_copy(0, segments.cells, x)
-    return dense.unflatten(0, (count, segments.longest)).transpose(1, 2)
+    return dense.view(count, segments.longest, *x.shape[1:]).transpose(1, 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FullAttention:
     """Every row sees its whole segment. `record`, if given, receives each layer's (k, v) for `CachedAttention`."""
 
@@ -66,7 +80,7 @@ class FullAttention:
         return attend(q, k, v, self.segments, self.segments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PrefixAttention:
     """Rows of the prefix, the first `prefix[s]` of each segment, see the prefix alone; the rest see everything.
 
@@ -86,21 +100,48 @@ class PrefixAttention:
         return torch.where(self.in_prefix[:, None, None], within, whole)
 
 
-@dataclass(frozen=True)
-class CachedAttention:
-    """The current rows attend to themselves and to prefix rows computed earlier.
+@dataclass(frozen=True, eq=False)
+class PrefixCache:
+    """Keys and values of prefix rows computed earlier, none of whose segments is empty.
 
-    cache: per layer the (k, v) of the prefix rows, [Tp, H, D]   rows: [Tk], the key rows of all segments, as indices
-    into the cached rows followed by the current ones
+    layers: per layer (k, v), packed [Tp, H, D] where the kernel runs, else padded [S, H, longest, D]
     """
 
-    cache: list[tuple[Tensor, Tensor]]
-    rows: Tensor
-    queries: Segments
-    keys: Segments
+    layers: list[tuple[Tensor, Tensor]]
+    segments: Segments
+
+    @classmethod
+    def of(cls, record: list[tuple[Tensor, Tensor]], segments: Segments) -> PrefixCache:
+        """record: what `FullAttention` recorded of the prefix rows"""
+        if has_kernel(record[0][0]):
+            return cls(record, segments)
+        return cls([(_pad(k, segments), _pad(v, segments)) for k, v in record], segments)
+
+    def select(self, chosen: Tensor) -> PrefixCache:
+        """Only these sequences; chosen: [S'] indices"""
+        segments, rows = self.segments.select(chosen)
+        index = rows if has_kernel(self.layers[0][0]) else chosen
+        return PrefixCache([(k.index_select(0, index), v.index_select(0, index)) for k, v in self.layers], segments)
+
+
+@dataclass(frozen=True, eq=False)
+class CachedAttention:
+    """The current rows attend to themselves and to their sequence's cached prefix.
+
+    The kernel attends to one and to the other, and the results are mixed by their softmax denominators: no key is
+    moved. Elsewhere the padded keys of both are put side by side.
+    """
+
+    cache: PrefixCache
+    segments: Segments
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cached_k, cached_v = self.cache[layer]
-        k = torch.cat([cached_k, k]).index_select(0, self.rows)
-        v = torch.cat([cached_v, v]).index_select(0, self.rows)
-        return attend(q, k, v, self.queries, self.keys)
+        past_k, past_v = self.cache.layers[layer]
+        if has_kernel(q):
+            past, past_mass = _attend_with_mass(q, past_k, past_v, self.segments, self.cache.segments)
+            present, mass = _attend_with_mass(q, k, v, self.segments, self.segments)
+            return torch.lerp(present, past, torch.sigmoid(past_mass - mass).to(q.dtype))
+        keys = torch.cat([past_k, _pad(k, self.segments)], 2)
+        values = torch.cat([past_v, _pad(v, self.segments)], 2)
+        valid = torch.cat([self.cache.segments.valid, self.segments.valid], 1)
+        return _attend_dense(q, keys, values, self.segments, valid[:, None, None, :])

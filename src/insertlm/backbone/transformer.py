@@ -2,7 +2,7 @@
 
 Design choices, the published ones (`paper` preset) unless said:
 - pre-norm blocks, LayerNorm with bias, ReLU feed-forward with biases, no biases in attention;
-- rotary positions on the first 64 dimensions of each head, half-split pairs, computed from the positions given, so a
+- rotary positions on the first 64 dimensions of each head, half-split pairs, looked up by the positions given, so a
   row can stand anywhere in memory;
 - no norm after the last block: heads read the raw residual stream;
 - dropout on what each block adds (not on attention probabilities, see attention.py), drawn from a hash, see noise.py;
@@ -41,7 +41,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     heads: Count
     hidden: Count
     dropout: float = 0.0
-    prefix_lm: bool = False
+    prefix_lm: bool = False  # prefix rows see the prefix alone, so that decoding computes them once
+    max_length: Count = 2048  # positions: the most tokens of a row, given and special ones included
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout < 1.0:
@@ -50,16 +51,16 @@ class ModelConfig(Section, frozen=True, kw_only=True):
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of an even size")
 
 
-def rotation(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, 1, rotary/2] for positions [T]."""
+def rotations(count: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions 0 … count-1, each [count, 1, 1, rotary/2]."""
     dims = min(_ROTARY_DIMS, head_dim)
-    frequency = _ROTARY_BASE ** (-torch.arange(0, dims, 2, device=positions.device) / dims)
-    angle = (positions[:, None] * frequency)[:, None, :]
-    return angle.cos(), angle.sin()
+    frequency = _ROTARY_BASE ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+    angle = (torch.arange(count)[:, None] * frequency)[:, None, None, :]
+    return angle.cos().float(), angle.sin().float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first dimensions of each head; x: [T, H, D], the others pass."""
+    """Turn the first dimensions of each head, the others pass. x: [T, q and k, heads, head_dim]"""
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1).to(x.dtype)
@@ -77,31 +78,70 @@ class Block(nn.Module):
         self.up = nn.Linear(width, config.hidden)
         self.down = nn.Linear(config.hidden, width)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attention: Attention, keys: Tensor | None) -> Tensor:
-        """x: [T, width]; keys: [T] int32 for dropout, or None."""
+    def forward(
+        self,
+        x: Tensor,
+        turn: tuple[Tensor, Tensor],
+        attention: Attention,
+        keys: Tensor | None,
+        wanted: Tensor | None,
+    ) -> Tensor:
+        """x: [T, width]; keys: [T] int32 for dropout, or None; wanted: the rows to return, None for all."""
+        mixed = attention(self.layer, *self.project(x, turn))
+        if wanted is not None:
+            x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
+        return self.update(x, mixed, keys)
+
+    def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention mixes: q, k, v, each [T, heads, head_dim]."""
         qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.heads, -1)
-        q, k, v = qkv.unbind(1)
-        mixed = attention(self.layer, rotate(q, *turn), rotate(k, *turn), v).flatten(1)
-        x = x + self._dropout(self.out(mixed), keys, 2 * self.layer)
-        return x + self._dropout(self.down(F.relu(self.up(self.hidden_norm(x)))), keys, 2 * self.layer + 1)
+        q, k = rotate(qkv[:, :2], *turn).unbind(1)
+        return q, k, qkv[:, 2]
+
+    def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None) -> Tensor:
+        """Everything after attention."""
+        x = x + self._dropout(self.out(mixed.flatten(1)), keys, 0)
+        return x + self._dropout(self.down(F.relu(self.up(self.hidden_norm(x)))), keys, 1)
 
     def _dropout(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
         if keys is None or self.drop == 0.0:
             return x
-        return torch.where(keep_mask(keys, x.shape[-1], site, self.drop), x / (1.0 - self.drop), 0.0)
+        keep = keep_mask(keys, x.shape[-1], 2 * self.layer + site, self.drop)
+        return torch.where(keep, x / (1.0 - self.drop), 0.0)
 
 
 class Transformer(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
-        self.head_dim = config.width // config.heads
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.blocks = nn.ModuleList([Block(config, layer) for layer in range(config.layers)])
+        cos, sin = rotations(config.max_length, config.width // config.heads)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, keys: Tensor | None = None) -> Tensor:
-        """tokens, positions: [T]; keys: [T] int32, what dropout depends on (None: no dropout). Returns [T, width]."""
-        x = self.embedding(tokens)
-        turn = rotation(positions, self.head_dim)
-        for block in self.blocks:
-            x = block(x, turn, attention, keys)
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        *,
+        keys: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """tokens, positions: [T]; keys: [T] int32, what dropout depends on (None: no dropout). Returns [T, width], or
+        only the rows `wanted`, which saves most of the last block."""
+        x: Tensor = self.embedding(tokens)
+        turn = self.cos[positions], self.sin[positions]
+        for layer, block in enumerate(self.blocks, start=1):
+            x = block(x, turn, attention, keys, wanted if layer == len(self.blocks) else None)
         return x
+
+    def compile_pieces(self) -> None:
+        """Compile what lies between attention calls, once for all blocks and all numbers of rows: for decoding, where
+        rows come and go and a whole compiled network would not pay."""
+        for block in self.blocks:
+            for name in ("project", "update"):
+                setattr(block, name, torch.compile(getattr(block, name), dynamic=True))

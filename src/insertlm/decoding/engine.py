@@ -36,13 +36,12 @@ class Inserter(Protocol):
     def step(self, canvas: Canvas, number: int) -> Step: ...
 
 
-def check(prompts: Sequence[Prompt], settings: DecodeConfig, vocabulary: int) -> None:
+def check(prompts: Sequence[Prompt], longest: int, vocabulary: int) -> None:
+    """`longest`: the most tokens a row may have."""
     for number, prompt in enumerate(prompts):
         length = len(prompt.prefix) + len(prompt.start) + 2
-        if length > settings.max_length:
-            raise InsertlmError(
-                f"prompt {number}: {length} tokens with <stop> and <bos>; the model allows {settings.max_length}"
-            )
+        if length > longest:
+            raise InsertlmError(f"prompt {number}: {length} tokens with <stop> and <bos>; {longest} are allowed")
         for token in (*prompt.prefix, *prompt.start):
             if not 0 <= token < vocabulary:
                 raise InsertlmError(f"prompt {number}: id {token} is not in the vocabulary of {vocabulary}")
@@ -56,22 +55,24 @@ def decode(
     begin: Callable[[Canvas], Inserter],
     prompts: Sequence[Prompt],
     settings: DecodeConfig,
+    longest: int,
     stop: int,
     bos: int,
     device: torch.device,
 ) -> list[Trajectory]:
-    """`begin` prepares the model for a fresh canvas (and may compute the prefix once and for all)."""
+    """`begin` prepares the model for a fresh canvas (and may compute the prefix once and for all); a row ends when it
+    has `longest` tokens."""
     if not prompts:
         return []
     shortest = min(len(prompt.prefix) + len(prompt.start) + 2 for prompt in prompts)
-    room = min(settings.max_steps, settings.max_length - shortest)
+    room = min(settings.max_steps, longest - shortest)
     canvas = Canvas.start(prompts, stop, bos, room, device)
     inserter = begin(canvas)
     record = _Record()
     for number in range(settings.max_steps + 1):
         step = inserter.step(canvas, number)
         complete = step.stop_probability >= settings.stop_threshold
-        full = (canvas.length >= settings.max_length) | ~canvas.open.any(1) | (number == settings.max_steps)
+        full = (canvas.length >= longest) | ~canvas.open.any(1) | (number == settings.max_steps)
         ended = complete | full
         if bool(ended.any()):
             record.endings.append((canvas.row[ended], step.stop_probability[ended], complete[ended]))
@@ -96,7 +97,9 @@ class _Record:
         for number, columns in enumerate(self.events):
             for row, *event in zip(*(column.tolist() for column in columns), strict=True):
                 events[row].append(Insertion(number, *event))
-        endings = {row: end for columns in self.endings for row, *end in zip(*(c.tolist() for c in columns), strict=True)}
+        endings = {
+            row: end for columns in self.endings for row, *end in zip(*(c.tolist() for c in columns), strict=True)
+        }
         return [
             Trajectory(prompt.prefix, prompt.start, events[row], *endings[row]) for row, prompt in enumerate(prompts)
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,9 +30,11 @@ def nucleus(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before >= p), -torch.inf)
 
 
-def choose(logits: Tensor, noise: Tensor, temperature: float = 1.0, k: int = 0, p: float = 1.0) -> Tensor:
-    """One index per row, [B]; temperature 0 takes the largest. noise: [B, N], uniform on (0, 1)"""
+def choose(
+    logits: Tensor, noise: Callable[[int], Tensor], temperature: float = 1.0, k: int = 0, p: float = 1.0
+) -> Tensor:
+    """One index per row, [B]; temperature 0 takes the largest. noise(N): [B, N], uniform on (0, 1)"""
     if temperature == 0.0 or k == 1:
         return logits.argmax(-1)
     logits = nucleus(top_k(logits / temperature, k), p)
-    return (logits - (-noise.log()).log()).argmax(-1)
+    return (logits - (-noise(logits.shape[-1]).log()).log()).argmax(-1)

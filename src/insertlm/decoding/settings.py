@@ -19,7 +19,7 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
     top_k: Index = 0  # tokens (pairs) in play, 0 = all
     top_p: Fraction = 1.0  # nucleus: the fewest tokens (pairs) whose probability reaches this
     max_steps: Count = 256  # insertions
-    max_length: Count = 2048  # tokens of the whole row, given and special ones included
+    max_length: Count | None = None  # tokens of the whole row, given and special ones included; None = the model's
 
     def __post_init__(self) -> None:
         if self.top_p == 0.0:

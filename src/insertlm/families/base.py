@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from insertlm.backbone.transformer import Transformer
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.tasks.base import Examples
@@ -53,6 +54,8 @@ class Losses(NamedTuple):
 
 class Family(nn.Module, ABC):
     """A model with its way of corrupting, learning and writing."""
+
+    backbone: Transformer
 
     @abstractmethod
     def rows(self, examples: Examples) -> Rows:

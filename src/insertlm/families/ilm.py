@@ -1,8 +1,8 @@
 """The Insertion Language Model: the method of the paper, whole, in one file.
 
 Design choices, the published ones unless said:
-- A row reads `<stop> prefix <bos> text`; no end token. (<stop> is stored behind the prefix but keeps position 0, so that
-  prefix rows are contiguous and, with `prefix_lm`, can be computed once.)
+- A row reads `<stop> prefix <bos> text`; no end token. (<stop> is stored behind the prefix but keeps position 0, so
+  that prefix rows are contiguous and, with `prefix_lm`, can be computed once.)
 - Corruption: n uniform on {0 … L}, n of the L target tokens deleted, the survivors closed up. n = 0 teaches to stop.
 - One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
   distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
@@ -14,18 +14,18 @@ Design choices, the published ones unless said:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixAttention
+from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixAttention, PrefixCache
 from insertlm.backbone.transformer import ModelConfig, Transformer
 from insertlm.decoding.canvas import Canvas
 from insertlm.decoding.engine import Step, check, decode
-from insertlm.decoding.sampling import choose, top_k
+from insertlm.decoding.sampling import choose
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.families.base import Family, Losses, Noise, Rows
@@ -96,7 +96,7 @@ def corrupt(rows: Rows, noise: Noise, capacity: int | None = None) -> Corrupted:
     deleted = deletions(rows, noise)
     here = columns[:width] < rows.given_length[:, None]
     there = columns[: rows.target.shape[1]] < rows.target_length[:, None]
-    packing = Packing(torch.cat([here, there & ~deleted], 1), len(columns), capacity)
+    packing = Packing(torch.cat([here, there & ~deleted], 1), capacity)
     prefix = rows.given_length - 2
     place = packing.where - packing.starts[:, None]
     position = torch.where(place < prefix[:, None], place + 1, torch.where(place == prefix[:, None], 0, place))
@@ -133,6 +133,8 @@ class StopHead(nn.Module):
 
 
 class ILM(Family):
+    writable: Tensor
+
     def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.config, self.model = config, model
@@ -161,7 +163,7 @@ class ILM(Family):
         """The token insertion loss and the stop loss, each a plain mean over examples."""
         x = corrupt(rows, noise, capacity)
         keys = x.dropout if self.training else None
-        hidden = self.backbone(x.tokens, x.positions, self._attention(x, rows), keys).float()
+        hidden = self.backbone(x.tokens, x.positions, self._attention(x, rows), keys=keys)
         with torch.autocast(hidden.device.type, enabled=False):  # both heads in full precision
             token_loss = self._token_loss(hidden, x, rows)
             stop_logits = self.stop(hidden.index_select(0, x.stop))
@@ -191,12 +193,13 @@ class ILM(Family):
     # --- Writing
 
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
-        check(prompts, settings, self.vocabulary)
+        longest = min(settings.max_length or self.model.max_length, self.model.max_length)
+        check(prompts, longest, self.vocabulary)
 
         def begin(canvas: Canvas) -> _Writing:
             return _Writing(self, settings, canvas)
 
-        return decode(begin, prompts, settings, self.specials.stop, self.specials.bos, self.device)
+        return decode(begin, prompts, settings, longest, self.specials.stop, self.specials.bos, self.device)
 
 
 class _Writing:
@@ -205,18 +208,20 @@ class _Writing:
     def __init__(self, ilm: ILM, settings: DecodeConfig, canvas: Canvas) -> None:
         self.ilm, self.settings = ilm, settings
         self.words = ilm.unembedding.weight[ilm.writable]
-        self.cache: list[tuple[Tensor, Tensor]] = []
-        if ilm.model.prefix_lm and bool((canvas.prefix > 0).any()):
-            packing = Packing(canvas.columns < canvas.prefix[:, None], int(canvas.prefix.max()))
-            self._run(canvas, packing, FullAttention(packing.segments, self.cache))
-            self.cached_from, self.cached_rows = packing.starts, packing.total
+        self.rows = canvas.row
+        self.cache: PrefixCache | None = None
+        if ilm.model.prefix_lm and bool((canvas.prefix > 0).all()):
+            packing = Packing(canvas.columns < canvas.prefix[:, None])
+            record: list[tuple[Tensor, Tensor]] = []
+            self._run(canvas, packing, FullAttention(packing.segments, record))
+            self.cache = PrefixCache.of(record, packing.segments)
 
     def step(self, canvas: Canvas, number: int) -> Step:
         """The stop probability and the next insertion of every row."""
         hidden, where = self._hidden(canvas)
         stop_row = where.gather(1, canvas.prefix[:, None]).squeeze(1)
         stop_logits = self.ilm.stop(hidden.index_select(0, stop_row))
-        slots = Packing(canvas.open, canvas.open.shape[1])
+        slots = Packing(canvas.open)
         slot_rows = hidden.index_select(0, slots.pack(where))
         insert = self._insert_jointly if self.settings.joint else self._insert_in_two_steps
         slot, token, log_probability = insert(canvas, number, slots, slot_rows)
@@ -227,11 +232,10 @@ class _Writing:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A slot by its mass, then a token in it."""
         mass = _spread(slot_logsumexp(slot_rows, self.words), slots)
-        noise = self._noise(canvas, number, _SLOT, mass.shape[1])
-        slot = choose(top_k(mass, self.settings.position_top_k), noise, k=self.settings.position_top_k)
+        slot = choose(mass, self._noise(canvas, number, _SLOT), k=self.settings.position_top_k)
         row = slots.where.gather(1, slot[:, None]).squeeze(1)
         logits = slot_rows.index_select(0, row) @ self.words.T
-        token = self._choose(logits, self._noise(canvas, number, _TOKEN, logits.shape[1]))
+        token = self._choose(logits, self._noise(canvas, number, _TOKEN))
         score = logits.gather(1, token[:, None]).squeeze(1)
         return slot, token, score - mass.logsumexp(1)
 
@@ -240,38 +244,43 @@ class _Writing:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A pair from the joint distribution. Holds the logits of all slots of the batch, unlike two-step sampling."""
         logits = _spread(slot_rows @ self.words.T, slots).flatten(1)
-        pair = self._choose(logits, self._noise(canvas, number, _TOKEN, logits.shape[1]))
+        pair = self._choose(logits, self._noise(canvas, number, _TOKEN))
         log_probability = logits.gather(1, pair[:, None]).squeeze(1) - logits.logsumexp(1)
         return pair // len(self.words), pair % len(self.words), log_probability
 
-    def _choose(self, logits: Tensor, noise: Tensor) -> Tensor:
+    def _choose(self, logits: Tensor, noise: Callable[[int], Tensor]) -> Tensor:
         return choose(logits, noise, self.settings.temperature, self.settings.top_k, self.settings.top_p)
 
-    def _noise(self, canvas: Canvas, number: int, stream: int, width: int) -> Tensor:
-        column = torch.arange(width, device=canvas.tokens.device)
-        return uniform(stream, canvas.seed[:, None], number, column)
+    def _noise(self, canvas: Canvas, number: int, stream: int) -> Callable[[int], Tensor]:
+        """Uniform draws that depend on a sequence's seed, the step and what they are for; made only if needed."""
+
+        def draw(width: int) -> Tensor:
+            return uniform(stream, canvas.seed[:, None], number, torch.arange(width, device=canvas.tokens.device))
+
+        return draw
 
     def _hidden(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
-        """Hidden rows, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
-        everything = Packing(canvas.used, int(canvas.length.max()))
-        if not self.cache:
-            return self._run(canvas, everything, FullAttention(everything.segments)), everything.where
-        in_prefix = canvas.columns < canvas.prefix[:, None]
-        packing = Packing(canvas.used & ~in_prefix, int((canvas.length - canvas.prefix).max()))
-        cached = self.cached_from.index_select(0, canvas.row)[:, None] + canvas.columns
-        rows = everything.pack(torch.where(in_prefix, cached, self.cached_rows + packing.where))
-        attention = CachedAttention(self.cache, rows, packing.segments, everything.segments)
-        return self._run(canvas, packing, attention), packing.where
+        """Hidden rows of all but the prefix, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
+        written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]))
+        if self.cache is None:
+            everything = Packing(canvas.used)
+            wanted = written.pack(everything.where)
+            return self._run(canvas, everything, FullAttention(everything.segments), wanted), written.where
+        if len(canvas) < len(self.rows):
+            self.cache = self.cache.select(torch.searchsorted(self.rows, canvas.row))
+            self.rows = canvas.row
+        return self._run(canvas, written, CachedAttention(self.cache, written.segments)), written.where
 
-    def _run(self, canvas: Canvas, packing: Packing, attention: Attention) -> Tensor:
+    def _run(self, canvas: Canvas, packing: Packing, attention: Attention, wanted: Tensor | None = None) -> Tensor:
         tokens, positions = packing.pack(canvas.tokens), packing.pack(canvas.ranks)
         with torch.autocast("cuda", torch.bfloat16, enabled=tokens.is_cuda):
-            hidden: Tensor = self.ilm.backbone(tokens, positions, attention)
-        return hidden.float()
+            hidden: Tensor = self.ilm.backbone(tokens, positions, attention, wanted=wanted)
+        return hidden
 
 
 def _spread(values: Tensor, packing: Packing) -> Tensor:
     """Packed values [T, …] to [B, C, …], −inf where nothing is kept."""
-    dense = values.index_select(0, packing.where.clamp(min=0).flatten()).unflatten(0, packing.keep.shape)
+    cells = packing.where.clamp(min=0).flatten()
+    dense = values.index_select(0, cells).view(*packing.keep.shape, *values.shape[1:])
     keep = packing.keep.view(*packing.keep.shape, *[1] * (values.dim() - 1))
     return dense.masked_fill(~keep, -torch.inf)

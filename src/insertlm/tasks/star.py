@@ -257,4 +257,3 @@ def _packed(pairs: NDArray[np.int32]) -> NDArray[np.uint64]:
     """[..., 2] to [...]: both ids of a pair in one number."""
     ids = pairs.astype(np.uint64)
     return (ids[..., 0] << np.uint64(32)) | ids[..., 1]
-

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from insertlm.config import Recipe, differences, load_recipe, to_yaml
 from insertlm.decoding.settings import Prompt
@@ -69,13 +72,16 @@ class _Run:
         rows = self.family.rows(recipe.task.examples("train"))
         order = Order(len(rows.target), recipe.train.batch_size, recipe.train.seed)
         compiled = device.type == "cuda" if recipe.train.compile is None else recipe.train.compile
-        self.step = TrainStep(self.family, rows, order, recipe.optim, recipe.train.steps, device, compiled)
+        self.step = TrainStep(
+            self.family, rows, order, optim=recipe.optim, steps=recipe.train.steps, device=device, compiled=compiled
+        )
         self.done = self._resume()
         after = self.done or None
         self.metrics = MetricsLog(run / "metrics.jsonl", after)
         self.tracker = open_tracker(recipe.train.tracker, run, msgspec.to_builtins(recipe), after)
         self.progress = _progress_bar(console)
-        self.bar = self.progress.add_task("train", total=recipe.train.steps, completed=self.done, loss=math.nan, speed=0.0)
+        fields: dict[str, Any] = {"loss": math.nan, "speed": 0.0}
+        self.bar = self.progress.add_task("train", total=recipe.train.steps, completed=self.done, **fields)
         self._mark()
 
     def go(self) -> None:
@@ -134,8 +140,8 @@ class _Run:
         self._mark()
 
     def _save(self) -> None:
-        parts = {
-            "weights": dict(self.step.ema.live),
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "weights": self.step.ema.live,
             "ema": self.step.ema.average,
             "optimizer": self.step.optimizer_state(),
         }

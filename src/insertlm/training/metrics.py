@@ -114,7 +114,7 @@ class _TensorBoard:
 
     def __init__(self, folder: Path, config: Mapping[str, Any], resume_step: int | None) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (slow, and an extra)
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise InsertlmError("tracking to TensorBoard needs tensorboard: pip install insertlm[log]") from error
         self._place = folder / "tensorboard"
@@ -139,7 +139,7 @@ class _WeightsAndBiases:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         try:
             # By name: in a folder that has a `wandb` folder of earlier runs, plain `import wandb` would succeed.
-            from wandb import Error, init  # noqa: PLC0415 (slow, and an extra)
+            from wandb import Error, init
         except ImportError as error:
             raise InsertlmError("tracking to W&B needs wandb: pip install insertlm[log]") from error
         try:

@@ -1,7 +1,7 @@
 """Which examples a step sees: a pure function of (seed, step), with no shuffled list to hold or to save.
 
-Each epoch visits every example once, in the order of a keyed permutation: a Feistel network over the next power of four,
-walked until it lands inside the data set. It needs no memory, whatever the size of the corpus.
+Each epoch visits every example once, in the order of a keyed permutation: a Feistel network over the next power of
+four, walked until it lands inside the data set. It needs no memory, whatever the size of the corpus.
 """
 
 from __future__ import annotations
@@ -43,4 +43,3 @@ class Order:
             scrambled = mix64(right.astype(np.uint64) + key + np.uint64(number << 40)).astype(np.int64)
             left, right = right, left ^ (scrambled & mask)
         return (left << self.half_bits) | right
-

@@ -46,6 +46,7 @@ class TrainStep:
         family: Family,
         rows: Rows,
         order: Order,
+        *,
         optim: OptimConfig,
         steps: int,
         device: torch.device,
@@ -80,11 +81,10 @@ class TrainStep:
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """The moments and step counts of AdamW by parameter name, `<name>/<quantity>`."""
-        names = {parameter: name for name, parameter in self.family.named_parameters()}
         return {
-            f"{names[parameter]}/{key}": value
-            for parameter, state in self.optimizer.state.items()
-            for key, value in state.items()
+            f"{name}/{key}": value
+            for name, parameter in self.family.named_parameters()
+            for key, value in self.optimizer.state[parameter].items()
         }
 
     @torch.no_grad()
@@ -138,7 +138,7 @@ class TrainStep:
     def _optimise(self, example: Tensor, epoch: Tensor, capacity: int | None) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         losses = self._losses(example, epoch, capacity)
-        losses.total.backward()
+        losses.total.backward()  # type: ignore[no-untyped-call]
         if self.optim.clip:
             nn.utils.clip_grad_norm_(self.family.parameters(), self.optim.clip, foreach=True)
         self.optimizer.step()
@@ -156,7 +156,7 @@ class _Graphs:
         self._visits: dict[int, int] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def run(self, batch: Batch) -> None:
         self._example.copy_(batch.example)

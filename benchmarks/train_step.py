@@ -1,0 +1,93 @@
+"""How long is a training step on star-hard? (milliseconds, corruption and optimiser included)
+
+python benchmarks/train_step.py --preset paper                        # on a GPU
+python benchmarks/train_step.py --layers 4 --width 256 --threads 2    # on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from hardware import report
+
+from insertlm.api import choose_device
+from insertlm.config import parse_recipe
+from insertlm.training.loop import build_family
+from insertlm.training.order import Order
+from insertlm.training.step import TrainStep
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", default="star-hard")
+    parser.add_argument("--preset", default="paper")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--width", type=int)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--prefix-lm", action="store_true")
+    parser.add_argument("--steps", type=int, default=100, help="steps per repetition")
+    parser.add_argument("--warmup", type=int, default=50)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--device")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    device = choose_device(arguments.device)
+    torch.set_float32_matmul_precision("high")
+    model = {"preset": arguments.preset, "prefix_lm": arguments.prefix_lm}
+    if arguments.width:
+        model |= {"width": arguments.width, "heads": arguments.width // 64, "hidden": 4 * arguments.width}
+    if arguments.layers:
+        model |= {"layers": arguments.layers}
+    repetitions = 5
+    steps = arguments.warmup + repetitions * arguments.steps
+    tree = {
+        "task": {"preset": arguments.task, "train": 20_000},
+        "model": model,
+        "train": {"steps": steps, "batch_size": arguments.batch_size},
+    }
+    recipe = parse_recipe(tree, "benchmark")
+    family = build_family(recipe).to(device).train()
+    rows = family.rows(recipe.task.examples("train"))
+    order = Order(len(rows.target), arguments.batch_size, recipe.train.seed)
+    compiled = device.type == "cuda"
+    step = TrainStep(family, rows, order, optim=recipe.optim, steps=steps, device=device, compiled=compiled)
+    visible, times = 0, []
+    number = 0
+    for _ in range(arguments.warmup):
+        step(number)
+        number += 1
+    for _ in range(repetitions):
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(arguments.steps):
+            visible += step(number).visible
+            number += 1
+        _wait(device)
+        times.append((time.perf_counter() - started) / arguments.steps * 1000)
+    report(
+        "training step",
+        device,
+        task=arguments.task,
+        layers=recipe.model.layers,
+        width=recipe.model.width,
+        dropout=recipe.model.dropout,
+        prefix_lm=recipe.model.prefix_lm,
+        batch_size=arguments.batch_size,
+        rows_per_step=round(visible / (repetitions * arguments.steps)),
+        milliseconds=round(statistics.median(times), 2),
+        spread=[round(min(times), 2), round(max(times), 2)],
+        peak_gigabytes=round(torch.cuda.max_memory_allocated() / 1e9, 2) if compiled else None,
+    )
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""What the commands do, with their arguments as read by cli.py.
+
+Modules that import torch are imported where they are needed, so that `data` and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from insertlm.decoding.trajectory import Trajectory
+from insertlm.errors import InsertlmError
+from insertlm.files import write_atomically
+from insertlm.tasks.base import Example, Examples
+from insertlm.tasks.star import PRESETS, Star, edges_of, path_of
+
+if TYPE_CHECKING:
+    from insertlm.api import Model
+    from insertlm.decoding.settings import DecodeConfig, Prompt
+    from insertlm.evaluation.report import Scores
+
+__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_trajectory", "train"]
+
+_LISTED = 10  # results of `generate` that get a line each
+_BATCH = 64  # sequences that `generate` and `plot` write at once
+
+
+def train(args: Namespace) -> None:
+    from insertlm.api import choose_device
+    from insertlm.config import load_recipe
+    from insertlm.terminal import standard_output
+    from insertlm.training.loop import train as train_model
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    device = choose_device(args.device)
+    run = args.run or Path("runs") / f"{args.recipe.resolve().parent.name}-{args.recipe.stem}"
+    print(f"run: {run} on {device}", flush=True)
+    train_model(recipe, run, device, standard_output())
+    print(f"trained {recipe.train.steps:,} steps; evaluate with: insertlm evaluate {shlex.quote(str(run))}")
+
+
+def evaluate(args: Namespace) -> None:
+    from insertlm.evaluation.report import evaluate as evaluate_family
+    from insertlm.terminal import progress_bar
+
+    if args.out:
+        _check_writable(args.out)
+    model = _load(args)
+    settings = _settings(model, args)
+    examples = model.recipe.task.examples(args.split, args.count)
+    with progress_bar("evaluating", len(examples)) as advance:
+        scores = evaluate_family(model.family, examples, settings, args.batch_size, advance)
+    _print_scores(scores, model, args)
+    out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
+    if out:
+        record = _record(scores, model, settings, args)
+        write_atomically(out, f"{json.dumps(record, indent=2)}\n".encode())
+        print(f"wrote {out}")
+
+
+def generate(args: Namespace) -> None:
+    from insertlm.decoding.settings import Prompt
+
+    if args.prompt is not None and args.count is not None:
+        raise InsertlmError("--prompt and --count: expected one of them")
+    model = _load(args)
+    if args.prompt is None:
+        examples = model.recipe.task.examples("test", args.count or 5, args.seed)
+        prompts = _prompts(examples, args.seed)
+    else:
+        examples, prompts = None, [Prompt(model.recipe.task.parse_prompt(args.prompt), args.seed)]
+    start = time.perf_counter()
+    written = _write(model, prompts, args)
+    seconds = time.perf_counter() - start
+    solved = None if examples is None else _solved(written, examples)
+    if args.json:
+        _print_json(model, written, solved)
+        return
+    if solved is not None:
+        print(f"solved {sum(solved)} of {len(solved)} fresh graphs (seed {args.seed}) in {seconds:.1f} s")
+        _print_list(model, written, solved)
+    for trajectory in written if args.show else written[:1]:
+        _print_sequence(model, trajectory, steps=args.show or args.prompt is None)
+
+
+def data(args: Namespace) -> None:
+    task = _star(args.name)
+    examples = task.examples(args.split, args.count, args.seed)
+    if args.out is None:
+        print("\n\n".join(task.render(example) for example in examples))
+        return
+    text = task.tokenizer.decode
+    lines = [json.dumps({"prefix": text(prefix), "target": text(target)}) for prefix, target in examples]
+    write_atomically(args.out, "".join(f"{line}\n" for line in lines).encode())
+    print(f"wrote {len(lines):,} examples to {args.out}")
+
+
+def plot_trajectory(args: Namespace) -> None:
+    from insertlm.plots import save, trajectory_figure
+
+    model = _load(args)
+    examples = model.recipe.task.examples("test", args.count, args.seed)
+    written = _write(model, _prompts(examples, args.seed), args)
+    save(trajectory_figure(written, lambda token: model.decode([token]), _solved(written, examples)), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_graph(args: Namespace) -> None:
+    from insertlm.plots import graph_figure, save
+
+    if args.name and args.model:
+        raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
+    model = _load(args) if args.model else None
+    task = model.recipe.task if model else _star(args.name or "star-hard")
+    examples = task.examples("test", 1, args.seed)
+    target = _write(model, _prompts(examples, args.seed), args)[0].ids if model else examples[0].target
+    *flat, source, goal = examples[0].prefix
+    save(graph_figure(edges_of(flat), source, goal, path_of(target)), args.out)
+    print(f"wrote {args.out}")
+
+
+# --- Models and what they write
+
+
+def _load(args: Namespace) -> Model:
+    from insertlm.api import BUNDLED, load
+
+    return load(args.model or BUNDLED, args.device)
+
+
+def _settings(model: Model, args: Namespace) -> DecodeConfig:
+    from insertlm.config import change_decode, parse_value
+
+    changes = {key.removeprefix("decode."): parse_value(key, value) for key, value in args.overrides}
+    return change_decode(model.recipe.decode, changes, [key for key, _ in args.overrides])
+
+
+def _prompts(examples: Examples, seed: int) -> list[Prompt]:
+    from insertlm.decoding.settings import Prompt
+
+    return [Prompt(example.prefix, seed + number) for number, example in enumerate(examples)]
+
+
+def _write(model: Model, prompts: Sequence[Prompt], args: Namespace) -> list[Trajectory]:
+    from insertlm.evaluation.accuracy import generate as generate_texts
+
+    return list(generate_texts(model.family, prompts, _settings(model, args), _BATCH))
+
+
+def _solved(written: Sequence[Trajectory], examples: Examples) -> list[bool]:
+    return [trajectory.ids == example.target for trajectory, example in zip(written, examples, strict=True)]
+
+
+def _star(name: str) -> Star:
+    if name not in PRESETS:
+        raise InsertlmError(f"unknown dataset {name!r}; expected one of {', '.join(PRESETS)}")
+    return Star(**PRESETS[name])
+
+
+# --- Printing and recording
+
+
+def _check_writable(path: Path) -> None:
+    """Before the work rather than after it."""
+    if path.is_dir():
+        raise InsertlmError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise InsertlmError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InsertlmError(f"cannot write {path}: nothing may be written to the folder {path.parent}")
+
+
+def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:
+    from insertlm.terminal import results_table, standard_output
+
+    print(args.model, *([] if model.step is None else [f"step {model.step:,}"]), f"{args.split} split", sep=", ")
+    rows = [
+        ("sequence accuracy", f"{scores.sequence_accuracy:.2f} %", "exact target and length"),
+        ("token accuracy", f"{scores.token_accuracy:.2f} %", "of target positions"),
+        ("examples", f"{scores.count:,}", ""),
+        ("time", f"{scores.seconds:.1f} s", f"{scores.tokens_per_second:,.0f} tokens/s"),
+    ]
+    standard_output().print(results_table(rows))
+
+
+def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespace) -> dict[str, Any]:
+    from insertlm.evaluation.report import provenance
+
+    return {
+        "command": args.line,
+        "model": args.model,
+        "step": model.step,
+        "split": args.split,
+        **asdict(scores),
+        "tokens_per_second": scores.tokens_per_second,
+        "batch_size": args.batch_size,
+        "decode": msgspec.to_builtins(settings),
+        **provenance(model.family.device),
+    }
+
+
+def _print_json(model: Model, written: Sequence[Trajectory], solved: Sequence[bool] | None) -> None:
+    for number, trajectory in enumerate(written):
+        record = {
+            "prompt": model.decode(trajectory.prefix),
+            "text": model.decode(trajectory.ids),
+            "solved": solved[number] if solved else None,
+            "complete": trajectory.complete,
+            "stop_probability": trajectory.stop_probability,
+            "events": [{**event._asdict(), "token": model.decode([event.token])} for event in trajectory.events],
+        }
+        print(json.dumps(record))
+
+
+def _print_list(model: Model, written: Sequence[Trajectory], solved: Sequence[bool]) -> None:
+    from insertlm.terminal import standard_output, verdict
+
+    console = standard_output()
+    for trajectory, good in zip(written[:_LISTED], solved, strict=False):
+        console.print(verdict(good, model.decode(trajectory.ids)), soft_wrap=True)
+    if len(written) > _LISTED:
+        print(f"  … and {len(written) - _LISTED:,} more")
+
+
+def _print_sequence(model: Model, trajectory: Trajectory, *, steps: bool) -> None:
+    from insertlm.terminal import standard_output, trajectory_table
+
+    print(f"\n{model.recipe.task.render(Example(trajectory.prefix, trajectory.ids))}\n")
+    if steps:
+        console = standard_output()
+        console.print(trajectory_table(trajectory, lambda token: model.decode([token]), console.width))

@@ -1,0 +1,97 @@
+"""An evaluation with everything needed to trust and repeat it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import insertlm
+from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.evaluation.accuracy import accuracy, generate
+from insertlm.families.base import Family
+from insertlm.tasks.base import Examples
+
+__all__ = ["Scores", "evaluate", "provenance"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracies in percent (see accuracy.py), the number of examples and of tokens written, and the time that took."""
+
+    count: int
+    sequence_accuracy: float
+    token_accuracy: float
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+def evaluate(
+    family: Family,
+    examples: Examples,
+    settings: DecodeConfig,
+    batch_size: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Scores:
+    """Write a text for every example. Sampling, if `settings` ask for it, depends on an example's number alone."""
+    prompts = [Prompt(example.prefix, number) for number, example in enumerate(examples)]
+    start = time.perf_counter()
+    written = [trajectory.ids for trajectory in generate(family, prompts, settings, batch_size, progress)]
+    seconds = time.perf_counter() - start
+    shares = accuracy(examples, written)
+    return Scores(len(examples), **shares, tokens=sum(map(len, written)), seconds=seconds)
+
+
+def provenance(device: torch.device) -> dict[str, str | None]:
+    """What produced a number: the hardware, the versions and, in a checkout, the commit."""
+    return {
+        "device": _hardware(device),
+        "torch": torch.__version__,
+        "insertlm": insertlm.__version__,
+        "commit": _commit(),
+    }
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    """Linux tells the model in a file; elsewhere the platform module knows about as much."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine() or "CPU"
+
+
+def _commit() -> str | None:
+    """The commit this file belongs to, with `-dirty` if files were changed since; None outside of a checkout."""
+    here = Path(__file__)
+    try:
+        # An installed copy may lie in the repository of something else, which does not know this file.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # asking must not write
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True, env=quiet
+    )
+    return done.stdout.strip()

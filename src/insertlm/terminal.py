@@ -1,0 +1,103 @@
+"""What commands print: results, and how a sequence came about.
+
+Rich turns all of it into plain text where the output is not a terminal, so nothing may be told by colour alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from insertlm.decoding.trajectory import Trajectory
+
+__all__ = ["progress_bar", "results_table", "standard_output", "trajectory_table", "verdict"]
+
+MARK = "›"  # before the token that is new in a line
+ABSENT = "·"  # where a token will come later
+NEW, GOOD, BAD, FAINT = "bold black on green", "bold green", "bold red", "dim"
+BESIDE = 26  # columns that a trajectory's table needs beside the text
+PLAIN_WIDTH = 120  # of what goes into a file or a pipe
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise it like `print` does; rich would end the process with code 1."""
+        self.quiet = True
+        raise BrokenPipeError
+
+
+def standard_output() -> Console:
+    """For text as it is: no markup, no colours of rich's own choice."""
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    return _Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+@contextmanager
+def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields what to call with the number that is done. On standard error, gone at the end, and not there at all where
+    it could not move."""
+    console = Console(stderr=True)
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def results_table(rows: Sequence[tuple[str, str, str]]) -> Table:
+    """Name, value and a remark in each row."""
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right", style="bold")
+    table.add_column(style=FAINT)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def verdict(good: bool, text: str) -> Text:
+    """A text with a tick or a cross."""
+    return Text.assemble(("✓ ", GOOD) if good else ("✗ ", BAD), text)
+
+
+def trajectory_table(trajectory: Trajectory, names: Callable[[int], str], width: int) -> Table:
+    """A line for every insertion: the text after it with the new token marked, the log-probability of the insertion,
+    and the probability that the text as it stands is complete.
+
+    Every token stands in the place it has in the end, if that fits into `width`; else the text is closed up.
+    """
+    cells = [names(token) for token in trajectory.ids]
+    size = max(map(cell_len, cells), default=0)
+    aligned = len(cells) * (size + 1) + BESIDE <= width
+    table = Table(box=None, header_style=FAINT, padding=(0, 1))
+    table.add_column("step", justify="right", style=FAINT)
+    table.add_column("text", no_wrap=aligned)
+    table.add_column("log p", justify="right")
+    table.add_column("stop", justify="right")
+    tokens = list(zip(cells, trajectory.order, strict=True))
+    insertions = ["", *(f"{event.log_probability:.3f}" for event in trajectory.events)]
+    stops = [*(event.stop_probability for event in trajectory.events), trajectory.stop_probability]
+    for number, (insertion, stop) in enumerate(zip(insertions, stops, strict=True)):
+        table.add_row(str(number), _line(tokens, number, size if aligned else None), insertion, f"{stop:.3f}")
+    return table
+
+
+def _line(tokens: Sequence[tuple[str, int]], number: int, size: int | None) -> Text:
+    """The text after `number` insertions. tokens: names and the events that wrote them (-1: given); size: of the cells
+    in which every token has its place (None: the text is closed up)."""
+    line = Text()
+    for name, event in tokens:
+        padding = " " * ((size or 0) - cell_len(name))
+        if event == number - 1 >= 0:
+            line.append(padding).append(MARK + name, NEW)
+        elif event < number:
+            line.append(f" {padding}{name}")
+        elif size is not None:
+            line.append(" " * size + ABSENT, FAINT)
+    return line

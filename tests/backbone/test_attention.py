@@ -1,0 +1,206 @@
+"""Attention over packed rows is textbook attention within each segment, however it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixAttention, attend
+from insertlm.packing import Packing, Segments
+
+Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+QKV = tuple[Tensor, Tensor, Tensor]
+Sizes = list[tuple[int, int]]  # of each segment: rows of its prefix, other rows
+
+HEADS, DIM = 2, 6
+sizes = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=5).filter(
+    lambda pairs: any(map(sum, pairs))
+)
+seeds = st.integers(0, 2**31)
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="the varlen kernel needs a CUDA device")
+
+
+def segments_of(lengths: list[int], device: str = "cpu") -> Segments:
+    return Segments(torch.tensor([0, *lengths], device=device).cumsum(0).int(), max(1, *lengths))
+
+
+def owners(lengths: list[int]) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+
+
+def qkv(rows: int, seed: int, *, dim: int = DIM, dtype: torch.dtype = torch.float64) -> QKV:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, rows, HEADS, dim, generator=generator, dtype=torch.float64).to(dtype)
+    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+
+
+def prefix_attention(pairs: Sizes, device: str = "cpu") -> PrefixAttention:
+    whole = segments_of([a + b for a, b in pairs], device)
+    in_prefix = torch.tensor([row < a for a, b in pairs for row in range(a + b)], dtype=torch.bool, device=device)
+    return PrefixAttention(whole, whole.cut(torch.tensor([a for a, _ in pairs], device=device)), in_prefix)
+
+
+def prefix_mask(pairs: Sizes) -> Tensor:
+    """[T, T]: the same segment, and not from a prefix row to one beyond."""
+    segment = owners([a + b for a, b in pairs])
+    inside = torch.tensor([row < a for a, b in pairs for row in range(a + b)], dtype=torch.bool)
+    return (segment[:, None] == segment) & (~inside[:, None] | inside)
+
+
+def roomy(rows: Tensor, spare: int) -> Tensor:
+    """With room that holds NaN: whatever is read before it is written shows."""
+    return torch.cat([rows.detach(), rows.new_full((spare, *rows.shape[1:]), torch.nan)])
+
+
+def value_and_gradients(output: Tensor, inputs: QKV) -> list[Tensor]:
+    """The output, and gradients of a sum in which every entry has another weight."""
+    weight = torch.linspace(-1, 2, output.numel(), dtype=torch.float64).view_as(output).to(output)
+    return [output.detach(), *torch.autograd.grad((output * weight).sum(), inputs)]
+
+
+def assert_same(left: Sequence[Tensor], right: Sequence[Tensor], tolerance: float = 1e-12) -> None:
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+# --- Everywhere
+
+
+@given(sizes, seeds)
+def test_rows_see_their_segment(softmax_attention: Softmax, pairs: Sizes, seed: int) -> None:
+    lengths = [a + b for a, b in pairs]
+    x = qkv(sum(lengths), seed)
+    segment = owners(lengths)
+    expected = softmax_attention(*x, segment[:, None] == segment)
+    found = FullAttention(segments_of(lengths))(0, *x)
+    assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
+
+
+@given(sizes, seeds)
+def test_queries_and_keys_may_be_different_rows(softmax_attention: Softmax, pairs: Sizes, seed: int) -> None:
+    pairs = [(queries, keys + 1) for queries, keys in pairs]
+    queries, keys = ([pair[k] for pair in pairs] for k in (0, 1))
+    q, _, _ = qkv(sum(queries), seed)
+    _, k, v = qkv(sum(keys), seed + 1)
+    expected = softmax_attention(q, k, v, owners(queries)[:, None] == owners(keys))
+    found = attend(q, k, v, segments_of(queries), segments_of(keys))
+    assert_same([found], [expected])
+
+
+@given(sizes, seeds)
+def test_prefix_rows_see_the_prefix_and_the_others_everything(
+    softmax_attention: Softmax, pairs: Sizes, seed: int
+) -> None:
+    x = qkv(sum(map(sum, pairs)), seed)
+    expected = softmax_attention(*x, prefix_mask(pairs))
+    found = prefix_attention(pairs)(0, *x)
+    assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), min_size=1, max_size=5),
+    seeds,
+    st.randoms(use_true_random=False),
+)
+def test_cached_rows_see_what_they_would_have_seen(pairs: Sizes, seed: int, random: Random) -> None:
+    """Two layers, each with its own cache, and segments that come back in another order."""
+    prefix = prefix_attention(pairs)
+    inside, segment = prefix.in_prefix, owners([a + b for a, b in pairs])
+    order = random.sample(range(len(pairs)), len(pairs))
+    current = torch.cat([((segment == s) & ~inside).nonzero().squeeze(1) for s in order])
+    place = inside.cumsum(0) - 1  # of each row: in the cache, or behind it
+    place[current] = int(inside.sum()) + torch.arange(len(current))
+    keys = torch.cat([place[segment == s] for s in order])
+    queries, seen = segments_of([pairs[s][1] for s in order]), segments_of([sum(pairs[s]) for s in order])
+    layers = [qkv(len(inside), seed + layer) for layer in (0, 1)]
+    cache = [(roomy(k[inside], len(current)), roomy(v[inside], len(current))) for _, k, v in layers]
+    attention = CachedAttention(cache, int(inside.sum()), keys, queries, seen)
+    for layer, (q, k, v) in enumerate(layers):
+        found = attention(layer, q[current], k[current], v[current])
+        assert_same([found], [prefix(layer, q, k, v)[current]])
+
+
+def test_a_recorder_keeps_keys_and_values_of_every_layer() -> None:
+    record: list[tuple[Tensor, Tensor]] = []
+    attention: Attention = FullAttention(segments_of([2, 3]), record)
+    layers = [qkv(5, seed) for seed in (0, 1)]
+    outputs = [attention(layer, *x) for layer, x in enumerate(layers)]
+    assert_same(outputs, [FullAttention(segments_of([2, 3]))(0, *x) for x in layers])
+    for (k, v), (_, expected_k, expected_v) in zip(record, layers, strict=True):
+        assert torch.equal(k, expected_k)
+        assert torch.equal(v, expected_v)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 5, 17])
+def test_a_spare_tail_changes_nothing_and_stays_finite(spare: int) -> None:
+    keep = torch.tensor([[True, True, False, True], [True, False, False, False], [False, True, True, True]])
+    tight, roomy = Packing(keep), Packing(keep, 7 + spare)
+    x = qkv(7 + spare, 3)
+    head = [part[:7].detach().requires_grad_() for part in x]
+    found = FullAttention(roomy.segments)(0, *x)
+    assert bool(found.isfinite().all())
+    assert_same([found[:7]], [FullAttention(tight.segments)(0, *head)])
+    gradients = torch.autograd.grad(found[:7].square().sum(), x)
+    expected = torch.autograd.grad(FullAttention(tight.segments)(0, *head).square().sum(), head)
+    assert_same([gradient[:7] for gradient in gradients], list(expected))
+    assert all(bool((gradient[7:] == 0).all()) for gradient in gradients)
+
+
+# --- On a GPU
+
+CASES: list[Sizes] = [
+    [(0, 5)],
+    [(3, 4), (0, 1), (7, 0), (64, 65)],
+    [(100, 30), (90, 12), (0, 0), (128, 1)],
+]
+
+
+def attention_of(kind: str, pairs: Sizes) -> tuple[Attention, int, int]:
+    """The attention, how many rows are real, and how many there are."""
+    real = sum(map(sum, pairs))
+    if kind == "prefix":
+        return prefix_attention(pairs, "cuda"), real, real
+    width = max(map(sum, pairs))
+    keep = torch.arange(width) < torch.tensor([a + b for a, b in pairs])[:, None]
+    capacity = real + 300 if kind == "tail" else None
+    packing = Packing(keep.cuda(), capacity)
+    return FullAttention(packing.segments), real, packing.total
+
+
+@cuda
+@pytest.mark.parametrize("dim", [32, 64])
+@pytest.mark.parametrize("kind", ["full", "tail", "prefix"])
+@pytest.mark.parametrize("pairs", CASES, ids=["one", "four", "long"])
+def test_the_kernel_is_sdpa_to_the_precision_of_bfloat16(pairs: Sizes, kind: str, dim: int) -> None:
+    """Same rounded inputs: bfloat16 takes the kernel, float32 takes SDPA."""
+    attention, real, rows = attention_of(kind, pairs)
+    half = [x.detach().cuda().requires_grad_() for x in qkv(rows, 0, dim=dim, dtype=torch.bfloat16)]
+    full = [x.detach().float().requires_grad_() for x in half]
+    found, expected = attention(0, *half), attention(0, *full)
+    weight = torch.randn(real, HEADS, dim, generator=torch.Generator().manual_seed(1)).cuda()
+    found_gradients = torch.autograd.grad((found[:real] * weight).sum(), half)
+    expected_gradients = torch.autograd.grad((expected[:real] * weight).sum(), full)
+    assert bool(found.isfinite().all())
+    for a, b in zip([found, *found_gradients], [expected, *expected_gradients], strict=True):
+        torch.testing.assert_close(a[:real].float(), b[:real], rtol=2e-2, atol=2e-2)
+        assert bool(a.isfinite().all())
+
+
+@cuda
+def test_the_cached_kernel_is_the_prefix_one() -> None:
+    pairs = CASES[1]
+    prefix = prefix_attention(pairs, "cuda")
+    q, k, v = (x.detach().cuda() for x in qkv(len(prefix.in_prefix), 0, dim=64, dtype=torch.bfloat16))
+    inside = prefix.in_prefix
+    place = torch.where(inside, inside.cumsum(0) - 1, int(inside.sum()) + (~inside).cumsum(0) - 1)
+    queries, keys = segments_of([b for _, b in pairs], "cuda"), segments_of([a + b for a, b in pairs], "cuda")
+    cache = [(roomy(k[inside], len(k)), roomy(v[inside], len(k)))]
+    attention = CachedAttention(cache, int(inside.sum()), place, queries, keys)
+    found = attention(0, q[~inside], k[~inside], v[~inside])
+    torch.testing.assert_close(found.float(), prefix(0, q, k, v)[~inside].float(), rtol=2e-2, atol=2e-2)

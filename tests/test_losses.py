@@ -1,0 +1,61 @@
+"""The fused loss is the dense one, in value and gradient, however it is cut into chunks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from insertlm import losses
+from insertlm.losses import slot_logsumexp
+
+seeds = st.integers(0, 2**31)
+chunk_sizes = st.sampled_from([1, 5, 12, 30, 1 << 25])
+
+
+def drawn(rows: int, words: int, width: int, seed: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden rows, unembedding, and a weight for each row's result."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, words_, weight = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((rows, width), (words, width), (rows,))
+    )
+    return (scale * hidden).requires_grad_(), words_.requires_grad_(), weight
+
+
+@given(st.integers(1, 9), st.integers(1, 8), st.integers(1, 5), seeds, chunk_sizes)
+def test_value_and_gradient_are_dense(rows: int, words: int, width: int, seed: int, chunk: int) -> None:
+    hidden, unembedding, weight = drawn(rows, words, width, seed)
+    expected = (hidden @ unembedding.T).logsumexp(-1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "_CHUNK_ELEMENTS", chunk)
+        found = slot_logsumexp(hidden, unembedding)
+        gradients = torch.autograd.grad(found @ weight, (hidden, unembedding))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for a, b in zip(gradients, torch.autograd.grad(expected @ weight, (hidden, unembedding)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 14, 1 << 25])
+def test_gradients_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", chunk)
+    hidden, unembedding, _ = drawn(5, 7, 3, seed=0)
+    assert torch.autograd.gradcheck(slot_logsumexp, (hidden, unembedding))
+
+
+def test_huge_logits_neither_overflow_nor_vanish() -> None:
+    hidden, unembedding, weight = drawn(6, 9, 4, seed=1, scale=1e4)
+    found = slot_logsumexp(hidden, unembedding)
+    torch.testing.assert_close(found, (hidden @ unembedding.T).logsumexp(-1), rtol=1e-12, atol=0)
+    gradients = torch.autograd.grad(found @ weight, (hidden, unembedding))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_types_stay(dtype: torch.dtype) -> None:
+    hidden, unembedding = (x.detach().to(dtype).requires_grad_() for x in drawn(3, 4, 2, seed=0)[:2])
+    found = slot_logsumexp(hidden, unembedding)
+    gradients = torch.autograd.grad(found.sum(), (hidden, unembedding))
+    assert {found.dtype, *(gradient.dtype for gradient in gradients)} == {dtype}

@@ -6,12 +6,10 @@ python benchmarks/generation.py --layers 4 --width 256 --batch-size 64 --threads
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
-import torch
-from hardware import report
+from common import model_arguments, model_section, report
 
 from insertlm.api import choose_device, prepare
 from insertlm.config import parse_recipe
@@ -22,24 +20,11 @@ INSERTIONS = 28
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", default="star-hard")
-    parser.add_argument("--preset", default="paper")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--width", type=int)
+    parser = model_arguments(__doc__)
     parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--prefix-lm", action="store_true", help="a model whose prefix is computed once")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--device")
     arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    model = model_section(arguments)
     device = choose_device(arguments.device)
-    model = {"preset": arguments.preset, "prefix_lm": arguments.prefix_lm}
-    if arguments.width:
-        model |= {"width": arguments.width, "heads": arguments.width // 64, "hidden": 4 * arguments.width}
-    if arguments.layers:
-        model |= {"layers": arguments.layers}
     tree = {
         "task": {"preset": arguments.task},
         "model": model,

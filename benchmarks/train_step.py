@@ -6,12 +6,11 @@ python benchmarks/train_step.py --layers 4 --width 256 --threads 2    # on a CPU
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import torch
-from hardware import report
+from common import model_arguments, model_section, report
 
 from insertlm.api import choose_device
 from insertlm.config import parse_recipe
@@ -21,27 +20,14 @@ from insertlm.training.step import TrainStep
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", default="star-hard")
-    parser.add_argument("--preset", default="paper")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--width", type=int)
+    parser = model_arguments(__doc__)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--prefix-lm", action="store_true")
     parser.add_argument("--steps", type=int, default=100, help="steps per repetition")
     parser.add_argument("--warmup", type=int, default=50)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--device")
     arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    model = model_section(arguments)
     device = choose_device(arguments.device)
     torch.set_float32_matmul_precision("high")
-    model = {"preset": arguments.preset, "prefix_lm": arguments.prefix_lm}
-    if arguments.width:
-        model |= {"width": arguments.width, "heads": arguments.width // 64, "hidden": 4 * arguments.width}
-    if arguments.layers:
-        model |= {"layers": arguments.layers}
     repetitions = 5
     steps = arguments.warmup + repetitions * arguments.steps
     tree = {

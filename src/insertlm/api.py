@@ -108,7 +108,8 @@ def choose_device(name: str | None = None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InsertlmError(f"device {name} is not supported; expected cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
-        raise InsertlmError(f"device {name}: torch finds {gpus or 'no'} GPU{'s' if gpus > 1 else ''}; expected cpu")
+        found = f"{gpus} GPU{'s' if gpus > 1 else ''}; expected cpu or cuda" if gpus else "no GPU; expected cpu"
+        raise InsertlmError(f"device {name}: torch finds {found}")
     return device
 
 

@@ -21,6 +21,9 @@ from insertlm.errors import InsertlmError
 
 __all__ = ["main"]
 
+# OpenMP's threads spin while they wait; on a machine with other work that makes torch several times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # The sections of a recipe that `--section.key value` may change.
 _OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
@@ -78,9 +81,8 @@ def _refuse_unknown(command: str, rest: Sequence[str], overrides: Sequence[tuple
         raise InsertlmError(f"unknown argument {rest[0]}; {hint}")
     for key, _ in overrides:
         if key.partition(".")[0] not in sections:
-            hint = (
-                f"expected one of --{'.KEY, --'.join(sections)}.KEY" if sections else f"see insertlm {command} --help"
-            )
+            known = " or ".join(f"--{section}.KEY" for section in sections)
+            hint = f"expected {known}" if known else f"see insertlm {command} --help"
             raise InsertlmError(f"unknown argument --{key}; {hint}")
 
 

@@ -52,15 +52,15 @@ def evaluate(args: Namespace) -> None:
     from insertlm.evaluation.report import evaluate as evaluate_family
     from insertlm.terminal import progress_bar
 
-    if args.out:
-        _check_writable(args.out)
     model = _load(args)
     settings = _settings(model, args)
+    out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
+    if out:
+        _check_writable(out)
     examples = model.recipe.task.examples(args.split, args.count)
     with progress_bar("evaluating", len(examples)) as advance:
         scores = evaluate_family(model.family, examples, settings, args.batch_size, advance)
     _print_scores(scores, model, args)
-    out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
     if out:
         record = _record(scores, model, settings, args)
         write_atomically(out, f"{json.dumps(record, indent=2)}\n".encode())
@@ -88,7 +88,9 @@ def generate(args: Namespace) -> None:
     if solved is not None:
         print(f"solved {sum(solved)} of {len(solved)} fresh graphs (seed {args.seed}) in {seconds:.1f} s")
         _print_list(model, written, solved)
-    for trajectory in written if args.show else written[:1]:
+    for number, trajectory in enumerate(written if args.show else written[:1]):
+        if number or solved is not None:
+            print()
         _print_sequence(model, trajectory, steps=args.show or args.prompt is None)
 
 
@@ -232,9 +234,10 @@ def _print_list(model: Model, written: Sequence[Trajectory], solved: Sequence[bo
 
 
 def _print_sequence(model: Model, trajectory: Trajectory, *, steps: bool) -> None:
-    from insertlm.terminal import standard_output, trajectory_table
+    from insertlm.terminal import show_trajectory, standard_output
 
-    print(f"\n{model.recipe.task.render(Example(trajectory.prefix, trajectory.ids))}\n")
+    print(model.recipe.task.render(Example(trajectory.prefix, trajectory.ids)))
     if steps:
+        print()
         console = standard_output()
-        console.print(trajectory_table(trajectory, lambda token: model.decode([token]), console.width))
+        console.print(show_trajectory(trajectory, lambda token: model.decode([token]), console.width))

@@ -5,8 +5,8 @@ With h the hidden rows, W the unembedding and lse_k = logsumexp_v h_k·W_v, the 
 The first term needs one number per row, computed over chunks of rows and computed again in backward; the second is a
 gather of as many dot products as there are deleted tokens.
 
-Forward and backward are operators of their own, opaque to `torch.compile`: it would otherwise unroll the loop over chunks
-for one number of rows, and compile again for every other.
+Forward and backward are operators of their own, opaque to `torch.compile`: it would otherwise unroll the loop over
+chunks for one number of rows, and compile again for every other.
 """
 
 from __future__ import annotations
@@ -21,10 +21,19 @@ __all__ = ["slot_logsumexp"]
 _CHUNK_ELEMENTS = 1 << 25  # the largest piece of logits ever held: 128 MB in float32
 
 
-@torch.library.custom_op("insertlm::slot_logsumexp", mutates_args=())
 def slot_logsumexp(hidden: Tensor, unembedding: Tensor) -> Tensor:
     """The log-mass of each slot over the vocabulary: [T, d] and [V, d] to [T], in the dtype of the operands."""
+    mass: Tensor = _forward(hidden, unembedding) if torch.is_grad_enabled() else _masses(hidden, unembedding)
+    return mass
+
+
+def _masses(hidden: Tensor, unembedding: Tensor) -> Tensor:
     return torch.cat([(hidden[rows] @ unembedding.T).logsumexp(-1) for rows in _chunks(hidden, unembedding)])
+
+
+@torch.library.custom_op("insertlm::slot_logsumexp", mutates_args=())
+def _forward(hidden: Tensor, unembedding: Tensor) -> Tensor:
+    return _masses(hidden, unembedding)
 
 
 @torch.library.custom_op("insertlm::slot_logsumexp_backward", mutates_args=())
@@ -43,7 +52,7 @@ def _chunks(hidden: Tensor, unembedding: Tensor) -> list[slice]:
     return [slice(first, first + size) for first in range(0, len(hidden), size)]
 
 
-@slot_logsumexp.register_fake
+@_forward.register_fake
 def _(hidden: Tensor, unembedding: Tensor) -> Tensor:
     return hidden.new_empty(hidden.shape[0])
 
@@ -62,4 +71,4 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     return gradients
 
 
-slot_logsumexp.register_autograd(_differentiate, setup_context=_save)
+_forward.register_autograd(_differentiate, setup_context=_save)

@@ -7,6 +7,7 @@ that fills the figure, so a figure grows with its content and text keeps its siz
 
 from __future__ import annotations
 
+import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
+from insertlm.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,10 +113,9 @@ def save(figure: Figure, path: str | Path) -> None:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise InsertlmError(f"cannot write {path}: unknown suffix {path.suffix!r}; expected {', '.join(FORMATS)}")
-    try:
-        figure.savefig(path, dpi=200)
-    except OSError as error:
-        raise InsertlmError(f"cannot write {path}: {error.strerror or error}") from error
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=200, format=path.suffix[1:].lower())
+    write_atomically(path, picture.getvalue())
 
 
 def _canvas(left: float, right: float, *, bottom: float, top: float) -> tuple[Figure, Axes]:

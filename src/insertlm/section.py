@@ -10,14 +10,15 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["Count", "Fraction", "Index", "NonNegative", "Section"]
+__all__ = ["Count", "Fraction", "Index", "NonNegative", "Section", "Share"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One part of a recipe: `task`, `model`, `family`, `optim`, `train`, `decode`."""
 
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Index = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0.0)]

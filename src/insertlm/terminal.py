@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from insertlm.decoding.trajectory import Trajectory
 
-__all__ = ["progress_bar", "results_table", "standard_output", "trajectory_table", "verdict"]
+__all__ = ["progress_bar", "results_table", "show_trajectory", "standard_output", "verdict"]
 
 MARK = "›"  # before the token that is new in a line
 ABSENT = "·"  # where a token will come later
+LEGEND = f" {MARK} new token   log p: of its insertion   stop: chance that the text is complete"
 NEW, GOOD, BAD, FAINT = "bold black on green", "bold green", "bold red", "dim"
 BESIDE = 26  # columns that a trajectory's table needs beside the text
 PLAIN_WIDTH = 120  # of what goes into a file or a pipe
@@ -66,7 +67,7 @@ def verdict(good: bool, text: str) -> Text:
     return Text.assemble(("✓ ", GOOD) if good else ("✗ ", BAD), text)
 
 
-def trajectory_table(trajectory: Trajectory, names: Callable[[int], str], width: int) -> Table:
+def show_trajectory(trajectory: Trajectory, names: Callable[[int], str], width: int) -> Group:
     """A line for every insertion: the text after it with the new token marked, the log-probability of the insertion,
     and the probability that the text as it stands is complete.
 
@@ -74,30 +75,31 @@ def trajectory_table(trajectory: Trajectory, names: Callable[[int], str], width:
     """
     cells = [names(token) for token in trajectory.ids]
     size = max(map(cell_len, cells), default=0)
-    aligned = len(cells) * (size + 1) + BESIDE <= width
+    # Two blanks before a token are easier to read, one is enough for the mark.
+    cell = next((size + gap for gap in (2, 1) if len(cells) * (size + gap) + BESIDE <= width), None)
     table = Table(box=None, header_style=FAINT, padding=(0, 1))
     table.add_column("step", justify="right", style=FAINT)
-    table.add_column("text", no_wrap=aligned)
+    table.add_column("text", no_wrap=cell is not None)
     table.add_column("log p", justify="right")
     table.add_column("stop", justify="right")
     tokens = list(zip(cells, trajectory.order, strict=True))
     insertions = ["", *(f"{event.log_probability:.3f}" for event in trajectory.events)]
     stops = [*(event.stop_probability for event in trajectory.events), trajectory.stop_probability]
     for number, (insertion, stop) in enumerate(zip(insertions, stops, strict=True)):
-        table.add_row(str(number), _line(tokens, number, size if aligned else None), insertion, f"{stop:.3f}")
-    return table
+        table.add_row(str(number), _line(tokens, number, cell), insertion, f"{stop:.3f}")
+    return Group(table, Text(LEGEND, FAINT))
 
 
-def _line(tokens: Sequence[tuple[str, int]], number: int, size: int | None) -> Text:
-    """The text after `number` insertions. tokens: names and the events that wrote them (-1: given); size: of the cells
-    in which every token has its place (None: the text is closed up)."""
+def _line(tokens: Sequence[tuple[str, int]], number: int, cell: int | None) -> Text:
+    """The text after `number` insertions. tokens: names and the events that wrote them (-1: given); cell: the room that
+    each has (None: the text is closed up)."""
     line = Text()
     for name, event in tokens:
-        padding = " " * ((size or 0) - cell_len(name))
+        blanks = " " * ((cell or cell_len(name) + 1) - cell_len(name))
         if event == number - 1 >= 0:
-            line.append(padding).append(MARK + name, NEW)
+            line.append(blanks[1:]).append(MARK + name, NEW)
         elif event < number:
-            line.append(f" {padding}{name}")
-        elif size is not None:
-            line.append(" " * size + ABSENT, FAINT)
+            line.append(blanks + name)
+        elif cell is not None:
+            line.append(ABSENT.rjust(cell), FAINT)
     return line

@@ -35,8 +35,9 @@ ENDLESS = DecodeConfig(stop_threshold=1.0, max_steps=6)  # an untrained model is
 
 
 @st.composite
-def prompts(draw: st.DrawFn) -> Prompt:
-    prefix, start = draw(st.lists(words, max_size=5)), draw(st.lists(words, max_size=4))
+def prompts(draw: st.DrawFn, shortest: int = 0) -> Prompt:
+    """shortest: of the prefix"""
+    prefix, start = draw(st.lists(words, min_size=shortest, max_size=5)), draw(st.lists(words, max_size=4))
     gaps = st.frozensets(st.integers(0, len(start)), min_size=1)
     return Prompt(prefix, draw(st.integers(0, 2**40)), start, draw(st.none() | gaps))
 
@@ -52,7 +53,7 @@ configs = st.builds(
     max_steps=st.integers(1, 6),
     max_length=st.integers(11, 18),
 )
-batches = st.lists(prompts(), min_size=1, max_size=5)
+batches = st.integers(0, 1).flatmap(lambda shortest: st.lists(prompts(shortest), min_size=1, max_size=5))
 
 
 # --- The model, densely
@@ -170,12 +171,23 @@ def test_limits_and_threshold_end_a_sequence_and_nothing_else(
 ) -> None:
     for prompt, written in zip(batch, tiny_ilm(prefix_lm=prefix_lm).decode(batch, config), strict=True):
         length = len(prompt.prefix) + 2 + len(written.ids)
+        assert config.max_length is not None
         assert length <= config.max_length
         assert [event.step for event in written.events] == list(range(len(written.events)))
         assert all(event.stop_probability < config.stop_threshold for event in written.events)
         assert written.complete == (written.stop_probability >= config.stop_threshold)
         full = length == config.max_length or len(written.events) == config.max_steps
         assert written.complete or full
+
+
+def test_rows_that_leave_take_their_prefix_along(tiny_ilm: TinyIlm) -> None:
+    """The first, the last and the middle one leave in turn: the longer the prefix, the earlier."""
+    ilm, config = tiny_ilm(prefix_lm=True), settled(ENDLESS, max_length=10, max_steps=50)
+    prefixes = [[0, 1, 2, 3, 4, 5], [1, 1], [3, 4, 5, 0], [2], [5, 4, 3, 2, 1]]
+    batch = [Prompt(prefix) for prefix in prefixes]
+    together = ilm.decode(batch, config)
+    assert [len(trajectory.ids) for trajectory in together] == [2, 6, 4, 7, 3]
+    assert_same([ilm.decode([prompt], config)[0] for prompt in batch], together)
 
 
 @given(batches, configs, st.booleans(), st.randoms(use_true_random=False))
@@ -282,8 +294,8 @@ def test_sequences_come_as_often_as_they_should(
     tiny_ilm: TinyIlm, softmax_attention: Softmax, fits: Fits, changes: dict[str, Any], pick: Callable[[Tensor], Tensor]
 ) -> None:
     """Two insertions into a text of one token: slots and tokens, and that the steps' draws are independent."""
-    ilm = tiny_ilm(words=2, seed=1)
-    prompt = Prompt([0, 1, 1], start=[1])
+    ilm = tiny_ilm(words=3, seed=1)
+    prompt = Prompt([], start=[1])
     exact = Tree(Dense(ilm, softmax_attention, prompt), pick).outcomes(2)
     assert sum(exact.values()) == pytest.approx(1)
     names = list(exact)
@@ -322,7 +334,7 @@ class Spy:
         return [len(positions) for positions, _ in self.calls]
 
 
-@given(prompts().filter(lambda prompt: bool(prompt.prefix)))
+@given(prompts(1))
 @settings(max_examples=30)
 def test_hidden_rows_beside_a_cached_prefix_are_those_of_a_full_forward(tiny_ilm: TinyIlm, prompt: Prompt) -> None:
     ilm, spy = tiny_ilm(prefix_lm=True), Spy()
@@ -380,7 +392,7 @@ class Script:
 
 def run(script: Script, count: int, config: DecodeConfig) -> list[Trajectory]:
     batch = [Prompt([1, 2], start=[3]) for _ in range(count)]
-    return decode(lambda canvas: script, batch, config, 8, 9, torch.device("cpu"))
+    return decode(lambda canvas: script, batch, config, config.max_length or 99, 8, 9, torch.device("cpu"))
 
 
 def test_rows_stop_at_the_threshold_and_leave() -> None:
@@ -416,7 +428,7 @@ def test_no_prompts_no_sequences(tiny_ilm: TinyIlm) -> None:
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
-        (Prompt([1] * 5, start=[2] * 4), "prompt 1: 11 tokens with <stop> and <bos>; the model allows 10"),
+        (Prompt([1] * 5, start=[2] * 4), "prompt 1: 11 tokens with <stop> and <bos>; 10 are allowed"),
         (Prompt([1, 99]), "prompt 1: id 99 is not in the vocabulary of 13"),
         (Prompt([1], start=[-1]), "prompt 1: id -1 is not in the vocabulary of 13"),
         (Prompt([1], start=[2], open=frozenset({2})), "prompt 1: no gap 2 in a text of 1 tokens"),

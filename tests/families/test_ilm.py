@@ -104,6 +104,11 @@ def test_seed_example_and_epoch_all_matter(tiny_ilm: TinyIlm) -> None:
     assert len({tuple(corrupt(rows, noise).dropout[:3].tolist()) for noise in cases}) == len(cases)
 
 
+def test_dropout_has_another_key_for_every_token(tiny_ilm: TinyIlm) -> None:
+    keys = corrupt(equal_targets(tiny_ilm(), 30, 20), noise_of(20)).dropout
+    assert len(set(keys.tolist())) == len(keys)
+
+
 @pytest.mark.parametrize("vary", ["example", "epoch"])
 def test_the_number_deleted_is_uniform_from_none_to_all(tiny_ilm: TinyIlm, fits: Fits, vary: str) -> None:
     count = 7000

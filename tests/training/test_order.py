@@ -89,5 +89,5 @@ def test_the_next_epoch_does_not_follow_from_this_one(fits: Fits) -> None:
 def test_millions_of_examples_take_no_memory_and_no_time() -> None:
     examples, _ = Order(3_000_000_000, 64, 1).batches(10**6, 100)
     assert len(np.unique(examples)) == examples.size
-    assert 0 <= int(examples.min())
+    assert int(examples.min()) >= 0
     assert int(examples.max()) < 3_000_000_000

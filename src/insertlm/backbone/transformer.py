@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from insertlm.backbone.attention import Attention
 from insertlm.noise import keep_mask
-from insertlm.section import Count, Section
+from insertlm.section import Count, Section, Share
 
 __all__ = ["PRESETS", "ModelConfig", "Transformer"]
 
@@ -40,13 +40,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     width: Count
     heads: Count
     hidden: Count
-    dropout: float = 0.0
+    dropout: Share = 0.0  # of what each block adds
     prefix_lm: bool = False  # prefix rows see the prefix alone, so that decoding computes them once
     max_length: Count = 2048  # positions: the most tokens of a row, given and special ones included
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
         if self.width % (2 * self.heads):
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of an even size")
 

@@ -38,16 +38,18 @@ class Inserter(Protocol):
 
 def check(prompts: Sequence[Prompt], longest: int, vocabulary: int) -> None:
     """`longest`: the most tokens a row may have."""
-    for number, prompt in enumerate(prompts):
+    for prompt in prompts:
         length = len(prompt.prefix) + len(prompt.start) + 2
         if length > longest:
-            raise InsertlmError(f"prompt {number}: {length} tokens with <stop> and <bos>; {longest} are allowed")
+            raise InsertlmError(f"a prompt has {length} tokens with <stop> and <bos>; {longest} are allowed")
         for token in (*prompt.prefix, *prompt.start):
             if not 0 <= token < vocabulary:
-                raise InsertlmError(f"prompt {number}: id {token} is not in the vocabulary of {vocabulary}")
+                raise InsertlmError(f"a prompt has the id {token}; the vocabulary has {vocabulary}")
         for gap in prompt.open or ():
             if not 0 <= gap <= len(prompt.start):
-                raise InsertlmError(f"prompt {number}: no gap {gap} in a text of {len(prompt.start)} tokens")
+                raise InsertlmError(
+                    f"a prompt opens gap {gap}; its text of {len(prompt.start)} tokens has gaps 0 … {len(prompt.start)}"
+                )
 
 
 @torch.inference_mode()

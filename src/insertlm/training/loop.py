@@ -50,9 +50,9 @@ def train(recipe: Recipe, run: Path, device: torch.device, console: Console) -> 
 
 
 def _claim(run: Path, recipe: Recipe) -> None:
-    """Make the folder this recipe's, or see that it is."""
+    """Make the folder this recipe's, unless it holds a checkpoint of another."""
     place = run / "recipe.yaml"
-    if place.exists():
+    if checkpoint.latest(run / "checkpoints") is not None:
         if different := differences(recipe, load_recipe(place)):
             raise InsertlmError(f"{run} holds a run of another recipe ({'; '.join(different)}); choose another --run")
         return

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from insertlm.section import Count, Fraction, Index, NonNegative, Section
+from insertlm.section import Count, Fraction, Index, NonNegative, Section, Share
 
 __all__ = ["Ema", "OptimConfig", "build_optimizer"]
 
@@ -20,8 +20,8 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     warmup: Index = 1000  # steps over which the rate rises from 0
     cooldown: Fraction = 0.0  # share of all steps, at the end, over which it falls back to 0
     weight_decay: NonNegative = 0.01  # of matrices; biases and norms are never decayed
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
+    beta1: Share = 0.9
+    beta2: Share = 0.999
     clip: NonNegative = 1.0  # largest norm of the gradient; 0 = no limit
     ema: Fraction = 0.9999  # of the weights, after a warm-up of its own
     ema_every: Count = 10  # steps between updates of the average

@@ -1,0 +1,42 @@
+"""What benchmarks share: the model they time and the line they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+
+from insertlm.evaluation.report import provenance
+
+__all__ = ["model_arguments", "model_section", "report"]
+
+
+def model_arguments(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="star-hard")
+    parser.add_argument("--preset", default="paper")
+    parser.add_argument("--layers", type=int, help="instead of the preset's")
+    parser.add_argument("--width", type=int, help="instead of the preset's, with heads of 64 and a hidden width of 4x")
+    parser.add_argument("--prefix-lm", action="store_true", help="prefix rows see the prefix alone")
+    parser.add_argument("--threads", type=int, help="of the CPU")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
+    return parser
+
+
+def model_section(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The `model` section of a recipe. Also sets the number of threads."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    model: dict[str, Any] = {"preset": arguments.preset, "prefix_lm": arguments.prefix_lm}
+    if arguments.width:
+        model |= {"width": arguments.width, "heads": arguments.width // 64, "hidden": 4 * arguments.width}
+    if arguments.layers:
+        model |= {"layers": arguments.layers}
+    return model
+
+
+def report(question: str, device: torch.device, **figures: Any) -> None:
+    """Print one JSON line."""
+    print(json.dumps({"question": question, **figures, **provenance(device)}), flush=True)

@@ -1,0 +1,156 @@
+"""A run that is killed again and again ends, bit for bit, where an undisturbed one ends.
+
+Run as a script (`python test_resume.py RUN`) this file is the training process that the test starts and kills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from insertlm.config import Recipe, parse_recipe
+from insertlm.errors import InsertlmError
+from insertlm.training import checkpoint
+from insertlm.training.loop import train
+
+STEPS, KILLS = 90, 5
+CPU = torch.device("cpu")
+
+
+def recipe_of(**changes: Any) -> Recipe:
+    """Every part of a run: dropout, average, log, validation and checkpoints, none in step with another."""
+    tree = {
+        "task": {
+            "name": "star",
+            "degree": 2,
+            "min_nodes": 3,
+            "max_nodes": 4,
+            "min_plan": 2,
+            "nodes": 10,
+            "train": 50,
+            "validation": 10,
+        },
+        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "dropout": 0.1, "prefix_lm": True},
+        "optim": {"learning_rate": 3e-3, "warmup": 10, "ema": 0.9, "ema_every": 4},
+        "train": {"steps": STEPS, "batch_size": 8, "log_every": 5, "save_every": 7, "validate_every": 12, **changes},
+        "decode": {"max_steps": 6},
+    }
+    return parse_recipe(tree, "test")
+
+
+def start(run: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen([sys.executable, __file__, str(run)], env=environment, stdout=subprocess.DEVNULL)
+
+
+def logged(run: Path) -> list[dict[str, float]]:
+    """What must be equal: all but the speed."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "steps_per_second"} for line in lines]
+
+
+def progress(run: Path) -> int:
+    """The step of the newest line, whole or not."""
+    place = run / "metrics.jsonl"
+    lines = place.read_text().splitlines() if place.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+
+def kill_at(run: Path, step: int, delay: float) -> bool:
+    """Start the run and kill it a moment after it logs `step`; whether it was still under way."""
+    process = start(run)
+    try:
+        while process.poll() is None and progress(run) < step:
+            time.sleep(0.002)
+        time.sleep(delay)
+        if process.poll() is not None:
+            assert process.returncode == 0
+            return False
+    finally:
+        process.kill()
+        process.wait()
+    return True
+
+
+def assert_same_end(left: Path, right: Path) -> None:
+    assert logged(left) == logged(right)
+    ends = [checkpoint.latest(run / "checkpoints") for run in (left, right)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0].name == ends[1].name == f"step-{STEPS:08d}"
+    a, b = (checkpoint.load(end).tensors for end in ends if end)
+    assert a.keys() == b.keys() == {"weights", "ema", "optimizer"}
+    for part in a:
+        assert a[part].keys() == b[part].keys()
+        for name, tensor in a[part].items():
+            assert tensor.dtype == b[part][name].dtype
+            assert torch.equal(tensor.view(-1).view(torch.uint8), b[part][name].view(-1).view(torch.uint8)), name
+
+
+def test_a_killed_run_ends_where_an_undisturbed_one_does(tmp_path: Path) -> None:
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    assert start(undisturbed).wait() == 0
+    chance = random.Random(2)
+    moments = sorted(chance.sample(range(1, STEPS - 10), KILLS))
+    landed, resumed = 0, 0
+    for step in moments:
+        resumed += checkpoint.latest(killed / "checkpoints") is not None
+        landed += kill_at(killed, step, chance.uniform(0, 0.05))
+    assert landed >= KILLS - 1, "the run was over before it could be killed"
+    assert resumed >= 2, "no kill came after a checkpoint"
+    assert start(killed).wait() == 0
+    assert_same_end(undisturbed, killed)
+    assert [line["step"] for line in logged(killed) if "validation_sequence_accuracy" in line] == [
+        *range(12, STEPS, 12),
+        STEPS,
+    ]
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+    recipe = recipe_of(steps=8)
+    train(recipe, tmp_path, CPU, quiet())
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    train(recipe, tmp_path, CPU, quiet())
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000008"]
+
+
+def test_losses_are_logged_at_least_as_often_as_asked(tmp_path: Path) -> None:
+    """And at every checkpoint, so that no mean spans one."""
+    train(recipe_of(steps=16, validate_every=0), tmp_path, CPU, quiet())
+    assert [line["step"] for line in logged(tmp_path)] == [5, 7, 10, 14, 15, 16]
+    assert all(line.keys() == {"step", "loss", "token_loss", "stop_loss", "learning_rate"} for line in logged(tmp_path))
+
+
+def test_validation_does_not_change_the_losses(tmp_path: Path) -> None:
+    """Neither the training nor what is said of it, also where a validation falls between two lines of the log."""
+    for every in (0, 3, 4):
+        train(recipe_of(steps=16, validate_every=every), tmp_path / str(every), CPU, quiet())
+    plain, *others = ([line for line in logged(tmp_path / str(every)) if "loss" in line] for every in (0, 3, 4))
+    assert others == [plain, plain]
+
+
+def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    train(recipe_of(steps=3), tmp_path, CPU, quiet())
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(InsertlmError, match=r"train\.batch_size is 8, not 4"):
+        train(recipe_of(steps=3, batch_size=4), tmp_path, CPU, quiet())
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+if __name__ == "__main__":
+    train(recipe_of(), Path(sys.argv[1]), CPU, quiet())

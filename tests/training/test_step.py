@@ -1,0 +1,198 @@
+"""Steps learn, are functions of their number, and cost the same however they are computed."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from insertlm.backbone.transformer import ModelConfig
+from insertlm.families.base import Noise
+from insertlm.families.ilm import IlmConfig
+from insertlm.tasks.star import Star
+from insertlm.training.optim import OptimConfig
+from insertlm.training.order import Order
+from insertlm.training.step import TrainStep, capacity_for
+
+CPU = torch.device("cpu")
+TASK = Star(degree=2, min_nodes=3, max_nodes=3, min_plan=2, nodes=8, train=40)
+OPTIM = OptimConfig(learning_rate=3e-3, warmup=5, ema=0.9, ema_every=3)
+
+
+def build(*, compiled: bool = False, optim: OptimConfig = OPTIM, prefix_lm: bool = False, seed: int = 1) -> TrainStep:
+    model = ModelConfig(layers=1, width=16, heads=2, hidden=32, dropout=0.1, prefix_lm=prefix_lm)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        family = IlmConfig().build(model, TASK.tokenizer).train()
+    rows = family.rows(TASK.examples("train"))
+    order = Order(len(rows.target), 8, seed)
+    return TrainStep(family, rows, order, optim=optim, steps=200, device=CPU, compiled=compiled)
+
+
+def weights(step: TrainStep) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in step.family.named_parameters()}
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+# --- Capacity
+
+
+@given(st.integers(1, 1 << 24))
+def test_capacities_hold_the_rows_and_little_more(visible: int) -> None:
+    capacity = capacity_for(visible)
+    assert visible <= capacity
+    assert capacity - visible < max(128, visible / 32 + 1)
+    assert capacity % 128 == 0
+    assert capacity_for(capacity) == capacity
+    assert capacity_for(visible + 1) >= capacity
+
+
+def test_capacities_are_few() -> None:
+    """One graph is captured for each."""
+    assert len({capacity_for(visible) for visible in range(4000, 8001)}) <= 33
+
+
+# --- Steps
+
+
+def test_steps_reduce_the_loss() -> None:
+    step = build()
+    means = []
+    for number in range(150):
+        step(number)
+        if number % 25 == 24:
+            means.append(step.means(25)["loss"])
+    assert all(math.isfinite(mean) for mean in means)
+    assert means[-1] < 0.75 * means[0]
+
+
+def test_means_are_those_of_the_steps_since_the_last_time() -> None:
+    step, twin = build(), build()
+    singles = []
+    for number in range(6):
+        step(number)
+        twin(number)
+        singles.append(twin.means(1))
+        if number in {3, 5}:
+            recent = singles[-(4 if number == 3 else 2) :]
+            found = step.means(len(recent))
+            assert found.keys() == {"loss", "token_loss", "stop_loss"}
+            for name, value in found.items():
+                assert value == pytest.approx(sum(single[name] for single in recent) / len(recent), rel=1e-5)
+
+
+def test_a_step_sees_the_examples_of_its_number() -> None:
+    """Also across the blocks in which they are drawn, and when steps are skipped."""
+    step = build()
+    for number in (0, 1, 63, 64, 65, 200, 3):
+        batch = step(number)
+        example, epoch = (torch.from_numpy(part[0]) for part in step.order.batches(number, 1))
+        assert torch.equal(batch.example, example)
+        assert torch.equal(batch.epoch, epoch)
+        noise = Noise(step.order.seed, example, epoch)
+        assert batch.visible == int(step.family.visible(step.rows.select(example), noise).sum())
+
+
+def test_steps_repeat_bit_for_bit_and_depend_on_the_seed() -> None:
+    runs = [build(), build(), build(seed=2)]
+    for step in runs:
+        for number in range(4):
+            step(number)
+    first, again, other = map(weights, runs)
+    assert same(first, again)
+    assert not same(first, other)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 7])
+def test_a_saved_state_goes_on_bit_for_bit(cut: int) -> None:
+    whole, half, rest = build(), build(), build()
+    for number in range(10):
+        whole(number)
+    for number in range(cut):
+        half(number)
+    rest.load(weights(half), {n: x.clone() for n, x in half.ema.average.items()}, half.optimizer_state())
+    for number in range(cut, 10):
+        rest(number)
+    assert same(weights(whole), weights(rest))
+    assert same(whole.ema.average, rest.ema.average)
+    assert same(whole.optimizer_state(), rest.optimizer_state())
+
+
+def test_the_optimisers_state_is_named_after_the_parameters() -> None:
+    step = build()
+    step(0)
+    names = {name for name, _ in step.family.named_parameters()}
+    expected = {f"{name}/{key}" for name in names for key in ("step", "exp_avg", "exp_avg_sq")}
+    assert step.optimizer_state().keys() == expected
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_gradients_are_clipped_if_asked_for(clip: float) -> None:
+    """The first moment after one step is a tenth of the gradient."""
+    step = build(optim=OptimConfig(clip=clip))
+    step(0)
+    moments = [x for name, x in step.optimizer_state().items() if name.endswith("/exp_avg")]
+    norm = 10 * float(torch.stack([moment.norm() for moment in moments]).norm())
+    assert norm == pytest.approx(clip, rel=1e-3) if clip else norm > 0.1
+
+
+def test_the_rate_follows_the_schedule_and_the_average_the_weights() -> None:
+    step = build()
+    for number in range(6):
+        before = weights(step)
+        average = {name: x.clone() for name, x in step.ema.average.items()}
+        step(number)
+        assert float(step.optimizer.param_groups[0]["lr"]) == pytest.approx(OPTIM.rate(number, 200))
+        assert not same(before, weights(step))
+        assert same(average, step.ema.average) == bool((number + 1) % OPTIM.ema_every)
+
+
+# --- Compiled
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def value_and_gradients(step: TrainStep, capacity: int | None) -> list[Tensor]:
+    example, epoch = (torch.from_numpy(part[0]) for part in step.order.batches(0, 1))
+    found = step._losses(example, epoch, capacity)
+    gradients = torch.autograd.grad(found.total, list(step.family.parameters()))
+    return [found.total.detach(), *found.parts.values(), *gradients]
+
+
+def assert_compiled_is_eager(prefix_lm: bool, capacities: list[int]) -> None:
+    expected = value_and_gradients(build(prefix_lm=prefix_lm), None)
+    compiled = build(compiled=True, prefix_lm=prefix_lm)
+    for capacity in capacities:
+        for a, b in zip(value_and_gradients(compiled, capacity), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0, "nothing was compiled"
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_traced_losses_are_eager_ones(monkeypatch: pytest.MonkeyPatch, prefix_lm: bool) -> None:
+    """All of torch.compile but its code generator, which is slow."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    assert_compiled_is_eager(prefix_lm, [256])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_compiled_losses_are_eager_ones() -> None:
+    assert_compiled_is_eager(False, [256, 384])

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100, help="steps per repetition")
     parser.add_argument("--warmup", type=int, default=50)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), help="default: bfloat16 on a GPU, else float32")
     arguments = parser.parse_args()
     model = model_section(arguments)
     device = choose_device(arguments.device)
@@ -39,8 +40,10 @@ def main() -> None:
     family = build_family(recipe).to(device).train()
     rows = family.rows(recipe.task.examples("train"))
     order = Order(len(rows.target), arguments.batch_size, recipe.train.seed)
-    compiled = device.type == "cuda"
-    step = TrainStep(family, rows, order, optim=recipe.optim, steps=steps, device=device, compiled=compiled)
+    precision = arguments.precision
+    step = TrainStep(
+        family, rows, order, optim=recipe.optim, steps=steps, device=device, compiled=True, precision=precision
+    )
     visible, times = 0, []
     number = 0
     for _ in range(arguments.warmup):
@@ -63,10 +66,11 @@ def main() -> None:
         dropout=recipe.model.dropout,
         prefix_lm=recipe.model.prefix_lm,
         batch_size=arguments.batch_size,
+        precision="bfloat16" if step.halved else "float32",
         rows_per_step=round(visible / (repetitions * arguments.steps)),
         milliseconds=round(statistics.median(times), 2),
         spread=[round(min(times), 2), round(max(times), 2)],
-        peak_gigabytes=round(torch.cuda.max_memory_allocated() / 1e9, 2) if compiled else None,
+        peak_gigabytes=round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
     )
 
 

@@ -18,9 +18,19 @@ from insertlm.tokenizers import WordTokenizer
 settings.register_profile("insertlm", deadline=None, print_blob=True)
 settings.load_profile("insertlm")
 
+# Models here are tiny: threads cost more than they bring, and on a busy machine many times more.
+torch.set_num_threads(1)
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than ten seconds (leave out with -m 'not slow')")
+    config.addinivalue_line("markers", "slow: takes half a minute or more; runs only with -m slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "slow" not in config.option.markexpr:
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 import insertlm
@@ -31,17 +30,8 @@ GRAPH = "1>2 2>3 4>2 2>5 : 1 3"
 COMMAND = [sys.executable, "-c", "import sys; from insertlm.cli import main; sys.exit(main())"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from a second one, and lose much where the cores are shared with others."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def place(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, and a run of it made by the command itself."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "star_tiny").mkdir()

@@ -49,7 +49,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     save_every: Count = 2000
     keep: Count = 1  # checkpoints kept
     validate_every: Index = 0  # steps between validations, 0 = never
-    compile: bool | None = None  # None = on CUDA
+    precision: Literal["float32", "bfloat16"] | None = None  # of products; None = bfloat16 on CUDA, else float32
+    compile: bool = True  # on CUDA; elsewhere steps run as they are written
     tracker: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 
 

@@ -49,7 +49,7 @@ def _backward(grad: Tensor, hidden: Tensor, unembedding: Tensor, lse: Tensor) ->
 def _chunks(hidden: Tensor, unembedding: Tensor) -> list[slice]:
     """Rows in pieces whose logits are small enough to hold."""
     size = max(1, _CHUNK_ELEMENTS // len(unembedding))
-    return [slice(first, first + size) for first in range(0, len(hidden), size)]
+    return [slice(first, first + size) for first in range(0, max(1, len(hidden)), size)]
 
 
 @_forward.register_fake

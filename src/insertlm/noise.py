@@ -29,13 +29,13 @@ def hash32(seed: int, *counters: Tensor | int) -> Tensor:
     """A value in [0, 2^32) for every combination of the counters, which broadcast. Returns int64."""
     state: Tensor | int = (seed ^ (seed >> 32)) & _LOW
     for counter in counters:
-        state = _mix((state + _GOLDEN + _mix(torch.as_tensor(counter) & _LOW)) & _LOW)
+        state = _mix((state + _GOLDEN + _mix(torch.as_tensor(counter).long() & _LOW)) & _LOW)
     return torch.as_tensor(state)
 
 
 def uniform(seed: int, *counters: Tensor | int) -> Tensor:
     """Floats in the open interval (0, 1): safe for both logarithms of the Gumbel trick."""
-    return ((hash32(seed, *counters) >> 8).float() + 0.5) * 2.0**-24
+    return ((hash32(seed, *counters) >> 9).float() + 0.5) * 2.0**-23
 
 
 def randint(high: Tensor, seed: int, *counters: Tensor | int) -> Tensor:
@@ -50,8 +50,8 @@ def keep_mask(keys: Tensor, width: int, site: int, drop: float) -> Tensor:
     """
     columns = _int32(_mix(torch.arange(width, device=keys.device) + 1))
     rows = _int32(_mix((keys.long() ^ (site * _GOLDEN)) & _LOW))
-    x = (rows[:, None] ^ columns) * 0x2C1B3C6D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * 0x297A2D39
+    x = (rows[:, None] ^ columns).mul_(0x2C1B3C6D)
+    x = (x >> 15).bitwise_and_(0x1FFFF).bitwise_xor_(x).mul_(0x297A2D39)
     return x >= int(drop * 2**32) - 2**31
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,6 +27,7 @@ Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 TinyIlm = Callable[..., ILM]
 
 WORDS = 6
+HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking a failure would take minutes
 words = st.integers(0, WORDS - 1)
 examples_ = st.lists(
     st.builds(Example, st.lists(words, max_size=5), st.lists(words, max_size=5)), min_size=1, max_size=5
@@ -226,7 +227,7 @@ def assert_close(left: Tensor, right: Tensor, tolerance: float = 1e-9) -> None:
 
 
 @given(examples_, seeds, st.booleans(), st.sampled_from([1.0, 0.001, 0.0]))
-@settings(max_examples=60)
+@settings(HEAVY, max_examples=60)
 def test_losses_and_all_gradients_are_those_of_the_paper(
     tiny_ilm: TinyIlm, softmax_attention: Softmax, batch: list[Example], seed: int, prefix_lm: bool, weight: float
 ) -> None:
@@ -297,7 +298,7 @@ def test_the_stop_head_learns_which_examples_are_complete(tiny_ilm: TinyIlm, len
 
 
 @given(examples_, seeds, st.integers(0, 70), st.booleans(), st.booleans())
-@settings(max_examples=40)
+@settings(HEAVY, max_examples=40)
 def test_a_larger_buffer_changes_nothing(
     tiny_ilm: TinyIlm, batch: list[Example], seed: int, spare: int, prefix_lm: bool, training: bool
 ) -> None:
@@ -311,7 +312,7 @@ def test_a_larger_buffer_changes_nothing(
 
 
 @given(examples_, seeds, st.booleans(), st.booleans())
-@settings(max_examples=40)
+@settings(HEAVY, max_examples=40)
 def test_a_batch_is_the_mean_of_its_examples(
     tiny_ilm: TinyIlm, batch: list[Example], seed: int, prefix_lm: bool, training: bool
 ) -> None:

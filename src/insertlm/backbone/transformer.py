@@ -88,6 +88,7 @@ class Block(nn.Module):
         mixed = attention(self.layer, *self.project(x, turn))
         if wanted is not None:
             x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
+            keys = None if keys is None else keys.index_select(0, wanted)
         return self.update(x, mixed, keys)
 
     def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

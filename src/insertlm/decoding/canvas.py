@@ -63,6 +63,11 @@ class Canvas:
         """[B, C]: cells that hold a token."""
         return self.columns < self.length[:, None]
 
+    @property
+    def slots(self) -> Tensor:
+        """[B, C]: the open cells. A row that has none shows its <bos>, to have something to choose from; it is over."""
+        return self.open | (~self.open.any(1, keepdim=True) & (self.columns == self.prefix[:, None] + 1))
+
     def select(self, rows: Tensor) -> Canvas:
         """Only these rows; rows: [B'] indices."""
         return Canvas(*(getattr(self, part.name).index_select(0, rows) for part in fields(self)))

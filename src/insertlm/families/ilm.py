@@ -100,7 +100,7 @@ def corrupt(rows: Rows, noise: Noise, capacity: int | None = None) -> Corrupted:
     prefix = rows.given_length - 2
     place = packing.where - packing.starts[:, None]
     position = torch.where(place < prefix[:, None], place + 1, torch.where(place == prefix[:, None], 0, place))
-    key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, columns)
+    key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, position)
     return Corrupted(
         tokens=packing.pack(torch.cat([rows.given, rows.target], 1)),
         positions=packing.pack(position),
@@ -163,7 +163,8 @@ class ILM(Family):
         """The token insertion loss and the stop loss, each a plain mean over examples."""
         x = corrupt(rows, noise, capacity)
         keys = x.dropout if self.training else None
-        hidden = self.backbone(x.tokens, x.positions, self._attention(x, rows), keys=keys)
+        attention = self.attention(x.packing, rows.given_length - 2)
+        hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)
         with torch.autocast(hidden.device.type, enabled=False):  # both heads in full precision
             token_loss = self._token_loss(hidden, x, rows)
             stop_logits = self.stop(hidden.index_select(0, x.stop))
@@ -171,13 +172,13 @@ class ILM(Family):
         total = token_loss + self.config.stop_weight * stop_loss
         return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
 
-    def _attention(self, x: Corrupted, rows: Rows) -> Attention:
-        segments = x.packing.segments
+    def attention(self, packing: Packing, prefix: Tensor) -> Attention:
+        """Which rows see which, when rows and their prefixes are computed together. prefix: [B] lengths"""
         if not self.model.prefix_lm:
-            return FullAttention(segments)
-        column = torch.arange(x.packing.keep.shape[1], device=x.tokens.device)
-        in_prefix = x.packing.pack(column < rows.given_length[:, None] - 2)
-        return PrefixAttention(segments, segments.cut(rows.given_length - 2), in_prefix)
+            return FullAttention(packing.segments)
+        column = torch.arange(packing.keep.shape[1], device=prefix.device)
+        in_prefix = packing.pack(column < prefix[:, None])
+        return PrefixAttention(packing.segments, packing.segments.cut(prefix), in_prefix)
 
     def _token_loss(self, hidden: Tensor, x: Corrupted, rows: Rows) -> Tensor:
         """logsumexp of all slots' mass − mean score of the deleted tokens in their slots; 0 where none is deleted."""
@@ -221,7 +222,7 @@ class _Writing:
         hidden, where = self._hidden(canvas)
         stop_row = where.gather(1, canvas.prefix[:, None]).squeeze(1)
         stop_logits = self.ilm.stop(hidden.index_select(0, stop_row))
-        slots = Packing(canvas.open)
+        slots = Packing(canvas.slots)
         slot_rows = hidden.index_select(0, slots.pack(where))
         insert = self._insert_jointly if self.settings.joint else self._insert_in_two_steps
         slot, token, log_probability = insert(canvas, number, slots, slot_rows)
@@ -264,8 +265,8 @@ class _Writing:
         written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]))
         if self.cache is None:
             everything = Packing(canvas.used)
-            wanted = written.pack(everything.where)
-            return self._run(canvas, everything, FullAttention(everything.segments), wanted), written.where
+            attention = self.ilm.attention(everything, canvas.prefix)
+            return self._run(canvas, everything, attention, written.pack(everything.where)), written.where
         if len(canvas) < len(self.rows):
             self.cache = self.cache.select(torch.searchsorted(self.rows, canvas.row))
             self.rows = canvas.row

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,15 @@ class _Run:
         self.family = build_family(recipe).to(device)
         rows = self.family.rows(recipe.task.examples("train"))
         order = Order(len(rows.target), recipe.train.batch_size, recipe.train.seed)
-        compiled = device.type == "cuda" if recipe.train.compile is None else recipe.train.compile
         self.step = TrainStep(
-            self.family, rows, order, optim=recipe.optim, steps=recipe.train.steps, device=device, compiled=compiled
+            self.family,
+            rows,
+            order,
+            optim=recipe.optim,
+            steps=recipe.train.steps,
+            device=device,
+            compiled=recipe.train.compile,
+            precision=recipe.train.precision,
         )
         self.done = self._resume()
         after = self.done or None
@@ -82,7 +89,7 @@ class _Run:
         self.progress = _progress_bar(console)
         fields: dict[str, Any] = {"loss": math.nan, "speed": 0.0}
         self.bar = self.progress.add_task("train", total=recipe.train.steps, completed=self.done, **fields)
-        self._mark()
+        self.logged, self.logged_at = self.done, time.monotonic()
 
     def go(self) -> None:
         config = self.recipe.train
@@ -94,33 +101,37 @@ class _Run:
                 saving = self._due(config.save_every)
                 if saving or self._due(config.log_every):  # a mean never spans a checkpoint, so resuming repeats it
                     self._log_losses()
-                if config.validate_every and self._due(config.validate_every):
-                    self._validate()
-                if saving:
-                    self._save()
+                with self._off_the_clock():
+                    if config.validate_every and self._due(config.validate_every):
+                        self._validate()
+                    if saving:
+                        self._save()
         self.tracker.close()
 
     def _due(self, every: int) -> bool:
         return self.done % every == 0 or self.done == self.recipe.train.steps
 
-    def _mark(self) -> None:
-        """Losses and speed are counted from here."""
-        self.marked, self.marked_at = self.done, time.monotonic()
+    @contextmanager
+    def _off_the_clock(self) -> Iterator[None]:
+        """What happens inside does not count as training time."""
+        started = time.monotonic()
+        yield
+        self.logged_at += time.monotonic() - started
 
     def _log_losses(self) -> None:
-        count = self.done - self.marked
+        count = self.done - self.logged
         values = self.step.means(count)
         if not math.isfinite(values["loss"]):
             good = checkpoint.latest(self.checkpoints)
             raise InsertlmError(
-                f"the loss is {values['loss']} within steps {self.marked} … {self.done}; "
+                f"the loss is {values['loss']} within steps {self.logged} … {self.done}; "
                 + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
             )
         values["learning_rate"] = self.recipe.optim.rate(self.done - 1, self.recipe.train.steps)
-        values["steps_per_second"] = count / (time.monotonic() - self.marked_at)
+        values["steps_per_second"] = count / (time.monotonic() - self.logged_at)
         self._report(values)
         self.progress.update(self.bar, completed=self.done, loss=values["loss"], speed=values["steps_per_second"])
-        self._mark()
+        self.logged, self.logged_at = self.done, time.monotonic()
 
     def _report(self, values: dict[str, float]) -> None:
         self.metrics.write({"step": self.done, **values})
@@ -137,7 +148,6 @@ class _Run:
         scores = accuracy(examples, written)
         self._report({f"validation_{name}": value for name, value in scores.items()})
         self.progress.console.print(f"step {self.done}: validation {scores['sequence_accuracy']:.2f} % exact")
-        self._mark()
 
     def _save(self) -> None:
         parts: dict[str, Mapping[str, Tensor]] = {
@@ -146,7 +156,6 @@ class _Run:
             "optimizer": self.step.optimizer_state(),
         }
         checkpoint.save(self.checkpoints, self.done, parts, self.recipe.train.keep)
-        self._mark()
 
     def _resume(self) -> int:
         """Load the newest checkpoint; the number of steps done."""

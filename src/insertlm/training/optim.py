@@ -58,12 +58,12 @@ class Ema:
         self.average = {name: parameter.detach().clone() for name, parameter in self.live.items()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """After step number `step` (from 0)."""
+    def update(self, step: int, *, last: bool = False) -> None:
+        """After step number `step` (from 0); the last one of a run always counts."""
         done = step + 1
-        if done % self.every:
+        if done % self.every and not last:
             return
-        decay = min(self.decay, (1 + done) / (10 + done)) ** self.every
+        decay = min(self.decay, (1 + done) / (10 + done)) ** (done % self.every or self.every)
         torch._foreach_lerp_(self._tensors(self.average), self._tensors(self.live), 1.0 - decay)
 
     @contextmanager

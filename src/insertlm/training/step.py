@@ -8,7 +8,6 @@ than one row in fifty is spare, and the host never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -51,8 +50,10 @@ class TrainStep:
         steps: int,
         device: torch.device,
         compiled: bool,
+        precision: str | None = None,
     ) -> None:
         self.family, self.device = family, device
+        self.halved = precision == "bfloat16" or (precision is None and device.type == "cuda")
         self.optim, self.steps, self.order = optim, steps, order
         self.optimizer = build_optimizer(self.family, optim, device)
         self.ema = Ema(self.family, optim.ema, optim.ema_every)
@@ -69,7 +70,7 @@ class TrainStep:
             self._optimise(batch.example, batch.epoch, None)
         else:
             self._graphs.run(batch)
-        self.ema.update(step)
+        self.ema.update(step, last=step + 1 == self.steps)
         return batch
 
     def means(self, steps: int) -> dict[str, float]:
@@ -114,8 +115,7 @@ class TrainStep:
 
     def _eager_losses(self, example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
         noise = Noise(self.order.seed, example, epoch)
-        on_cuda = self.device.type == "cuda"
-        with torch.autocast("cuda", torch.bfloat16) if on_cuda else nullcontext():
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
             return self.family.losses(self.rows.select(example), noise, capacity)
 
     def _compile(self) -> Callable[[Tensor, Tensor, int | None], Losses]:

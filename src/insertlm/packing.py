@@ -37,14 +37,10 @@ class Segments:
         at = torch.nn.functional.pad(at.to(starts.dtype), (0, len(starts) - len(at)))
         return Segments(torch.cat([torch.stack([starts, starts + at], 1).flatten(), self.cu[-1:]]), self.longest)
 
-    def select(self, chosen: Tensor) -> tuple[Segments, Tensor]:
-        """Some segments in a given order, and the packed rows they consist of. chosen: [S'] indices"""
+    def select(self, chosen: Tensor) -> Segments:
+        """Segments as long as some of these. chosen: [S'] indices"""
         lengths = self.lengths.index_select(0, chosen)
-        cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-        shift = self.cu.index_select(0, chosen) - cu[:-1]
-        count = int(cu[-1])
-        rows = torch.arange(count, device=cu.device) + torch.repeat_interleave(shift, lengths, output_size=count)
-        return Segments(cu, self.longest), rows
+        return Segments(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(), self.longest)
 
     @cached_property
     def cells(self) -> Tensor:

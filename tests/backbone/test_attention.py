@@ -103,7 +103,7 @@ def test_cached_rows_see_what_they_would_have_seen(pairs: Sizes, seed: int, data
     prefix = prefix_attention(pairs)
     inside, segment = prefix.in_prefix, owners([a + b for a, b in pairs])
     layers = [qkv(len(inside), seed + layer) for layer in (0, 1)]
-    cache = PrefixCache.of([(k[inside], v[inside]) for _, k, v in layers], segments_of([a for a, _ in pairs]))
+    cache = PrefixCache.of([(k[inside], v[inside]) for _, k, v in layers], segments_of([a for a, _ in pairs]), room=5)
     chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(pairs))), min_size=1)))
     for kept, some in ((range(len(pairs)), cache), (chosen, cache.select(torch.tensor(chosen)))):
         current = torch.isin(segment, torch.tensor(list(kept))) & ~inside
@@ -186,7 +186,7 @@ def test_the_cached_kernel_is_the_prefix_one() -> None:
     inside, segment = prefix.in_prefix, owners([a + b for a, b in pairs]).cuda()
     q, k, v = (x.detach().cuda() for x in qkv(len(inside), 0, dim=64, dtype=torch.bfloat16))
     expected = prefix(0, q, k, v)
-    cache = PrefixCache.of([(k[inside], v[inside])], segments_of([a for a, _ in pairs], "cuda"))
+    cache = PrefixCache.of([(k[inside], v[inside])], segments_of([a for a, _ in pairs], "cuda"), room=65)
     for kept, some in (([0, 1, 2, 3, 4], cache), ([1, 3], cache.select(torch.tensor([1, 3]).cuda()))):
         current = torch.isin(segment, torch.tensor(kept).cuda()) & ~inside
         attention = CachedAttention(some, segments_of([pairs[s][1] for s in kept], "cuda"))

@@ -10,6 +10,7 @@ A transformer block only calls `attention(layer, q, k, v)`; which rows see which
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -29,7 +30,7 @@ class Attention(Protocol):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments) -> Tensor:
     """Every query row of segment s attends to every key row of segment s. q: [Tq, H, D], k and v: [Tk, H, D]."""
-    if has_kernel(q):
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         from torch.nn.attention.varlen import varlen_attn
 
         out = varlen_attn(q, k, v, queries.cu, keys.cu, queries.longest, keys.longest)
@@ -40,31 +41,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments) -
     return _attend_dense(q, _pad(k, keys), _pad(v, keys), queries, visible[:, None, None, :])
 
 
-def has_kernel(q: Tensor) -> bool:
-    """Whether the varlen kernel takes it."""
-    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
-
-
-def _attend_with_mass(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments) -> tuple[Tensor, Tensor]:
-    """`attend` by the kernel, and the log of each query's softmax denominator, [Tq, H, 1]."""
-    from torch.nn.attention.varlen import AuxRequest, varlen_attn
-
-    aux = AuxRequest(lse=True)
-    out, lse = varlen_attn(q, k, v, queries.cu, keys.cu, queries.longest, keys.longest, return_aux=aux)
-    return out, lse.T[:, :, None]
-
-
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, queries: Segments, mask: Tensor) -> Tensor:
     """k, v: [S, H, Lk, D]; mask: broadcastable to [S, H, Lq, Lk]. Packed queries in, packed rows out."""
     out = F.scaled_dot_product_attention(_pad(q, queries), k, v, attn_mask=mask)
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, queries.cells)
+    rows = out.transpose(1, 2).flatten(0, 1)
+    return rows if len(rows) == len(q) else rows.index_select(0, queries.cells)
 
 
-def _pad(x: Tensor, segments: Segments) -> Tensor:
-    """[T, H, D] to [S, H, longest, D], zeros where no row is."""
-    count = len(segments.cu) - 1
-    dense = x.new_zeros(count * segments.longest, *x.shape[1:]).index_copy(0, segments.cells, x)
-    return dense.view(count, segments.longest, *x.shape[1:]).transpose(1, 2)
+def _pad(x: Tensor, segments: Segments, room: int = 0) -> Tensor:
+    """[T, H, D] to [S, H, longest + room, D], zeros where no row is."""
+    count, longest = len(segments.cu) - 1, segments.longest
+    if len(x) < count * longest:  # else all segments are equally long, and this is a view
+        x = x.new_zeros(count * longest, *x.shape[1:]).index_copy(0, segments.cells, x)
+    dense = x.view(count, longest, *x.shape[1:]).transpose(1, 2)
+    return F.pad(dense, (0, 0, 0, room)) if room else dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,44 +94,42 @@ class PrefixAttention:
 class PrefixCache:
     """Keys and values of prefix rows computed earlier, none of whose segments is empty.
 
-    layers: per layer (k, v), packed [Tp, H, D] where the kernel runs, else padded [S, H, longest, D]
+    layers: per layer (k, v), each [S, H, longest + room, D]: the padded prefix, then room for current rows
     """
 
     layers: list[tuple[Tensor, Tensor]]
     segments: Segments
 
     @classmethod
-    def of(cls, record: list[tuple[Tensor, Tensor]], segments: Segments) -> PrefixCache:
-        """record: what `FullAttention` recorded of the prefix rows"""
-        if has_kernel(record[0][0]):
-            return cls(record, segments)
-        return cls([(_pad(k, segments), _pad(v, segments)) for k, v in record], segments)
+    def of(cls, record: list[tuple[Tensor, Tensor]], segments: Segments, room: int) -> PrefixCache:
+        """record: what `FullAttention` recorded of the prefix rows; room: the most current rows a sequence will have"""
+        return cls([(_pad(k, segments, room), _pad(v, segments, room)) for k, v in record], segments)
 
     def select(self, chosen: Tensor) -> PrefixCache:
         """Only these sequences; chosen: [S'] indices"""
-        segments, rows = self.segments.select(chosen)
-        index = rows if has_kernel(self.layers[0][0]) else chosen
-        return PrefixCache([(k.index_select(0, index), v.index_select(0, index)) for k, v in self.layers], segments)
+        layers = [(k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.layers]
+        return PrefixCache(layers, self.segments.select(chosen))
 
 
 @dataclass(frozen=True, eq=False)
 class CachedAttention:
     """The current rows attend to themselves and to their sequence's cached prefix.
 
-    The kernel attends to one and to the other, and the results are mixed by their softmax denominators: no key is
-    moved. Elsewhere the padded keys of both are put side by side.
+    They are few, and mostly equally many in every sequence, so this is dense on every device: the varlen kernel would
+    spend a tile of 128 queries on each handful. Current keys are written behind the cached ones; no prefix is moved.
     """
 
     cache: PrefixCache
     segments: Segments
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        past_k, past_v = self.cache.layers[layer]
-        if has_kernel(q):
-            past, past_mass = _attend_with_mass(q, past_k, past_v, self.segments, self.cache.segments)
-            present, mass = _attend_with_mass(q, k, v, self.segments, self.segments)
-            return torch.lerp(present, past, torch.sigmoid(past_mass - mass).to(q.dtype))
-        keys = torch.cat([past_k, _pad(k, self.segments)], 2)
-        values = torch.cat([past_v, _pad(v, self.segments)], 2)
-        valid = torch.cat([self.cache.segments.valid, self.segments.valid], 1)
-        return _attend_dense(q, keys, values, self.segments, valid[:, None, None, :])
+        keys, values = self.cache.layers[layer]
+        first, last = self.cache.segments.longest, self.cache.segments.longest + self.segments.longest
+        keys[:, :, first:last] = _pad(k, self.segments)
+        values[:, :, first:last] = _pad(v, self.segments)
+        return _attend_dense(q, keys[:, :, :last], values[:, :, :last], self.segments, self._mask)
+
+    @cached_property
+    def _mask(self) -> Tensor:
+        """[S, 1, 1, keys]"""
+        return torch.cat([self.cache.segments.valid, self.segments.valid], 1)[:, None, None, :]

@@ -215,7 +215,8 @@ class _Writing:
             packing = Packing(canvas.columns < canvas.prefix[:, None])
             record: list[tuple[Tensor, Tensor]] = []
             self._run(canvas, packing, FullAttention(packing.segments, record))
-            self.cache = PrefixCache.of(record, packing.segments)
+            room = int((canvas.tokens.shape[1] - canvas.prefix).max())
+            self.cache = PrefixCache.of(record, packing.segments, room)
 
     def step(self, canvas: Canvas, number: int) -> Step:
         """The stop probability and the next insertion of every row."""

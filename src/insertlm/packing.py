@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = ["Packing", "Segments"]
@@ -65,10 +67,12 @@ class Packing:
     graphs, and nothing is asked of the device. The spare tail is cut into segments of at most C rows: one longer than
     `Segments.longest` would make the attention kernel leave rows unwritten.
 
+    With `counts`, the number of kept cells of each row as the host knows them, nothing is asked of the device either.
+
     where: [B, C] int64, see above   lengths: [B] kept cells   starts: [B] first packed row   total: rows of the buffer
     """
 
-    def __init__(self, keep: Tensor, capacity: int | None = None) -> None:
+    def __init__(self, keep: Tensor, capacity: int | None = None, counts: NDArray[np.int64] | None = None) -> None:
         self.keep = keep
         self.where = keep.flatten().cumsum(0).view_as(keep) - 1
         self.lengths = keep.sum(1)
@@ -76,7 +80,8 @@ class Packing:
         self.starts = ends - self.lengths
         cu = torch.cat([ends.new_zeros(1), ends])
         if capacity is None:
-            self.total, longest = int(ends[-1]), int(self.lengths.max())
+            counts = self.lengths.cpu().numpy() if counts is None else counts
+            self.total, longest = int(counts.sum()), int(counts.max())
         else:
             self.total, longest = capacity, keep.shape[1]
             pieces = -(-capacity // longest)

@@ -59,6 +59,7 @@ class Line:
         assert canvas.tokens[row, :used][order].tolist() == [STOP, *prefix, *text]
         assert canvas.tokens[row, : len(prefix)].tolist() == prefix
         assert set(canvas.open[row].nonzero().squeeze(1).tolist()) == self.open
+        assert [int(count[row]) for count in canvas.counts] == [used, len(prefix), len(self.open)]
         assert canvas.used[row].tolist() == [cell < used for cell in range(canvas.tokens.shape[1])]
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from insertlm.decoding.settings import Prompt
@@ -18,11 +21,21 @@ from insertlm.decoding.settings import Prompt
 __all__ = ["Canvas"]
 
 
+class Counts(NamedTuple):
+    """Each [B]"""
+
+    length: NDArray[np.int64]
+    prefix: NDArray[np.int64]
+    open: NDArray[np.int64]
+
+
 @dataclass
 class Canvas:
     """tokens, ranks: [B, C]   open: [B, C] bool, whether a token may be inserted right behind this one
-    length: [B] cells in use   prefix: [B] of them prefix   row: [B] which prompt   seed: [B]"""
+    length: [B] cells in use   prefix: [B] of them prefix   row: [B] which prompt   seed: [B]
+    counts: the host's own copy of lengths, prefixes and numbers of open cells, so that the device need not be asked"""
 
+    counts: Counts
     tokens: Tensor
     ranks: Tensor
     open: Tensor
@@ -47,8 +60,9 @@ class Canvas:
         length = torch.tensor([len(prompt.prefix) + 2 + len(prompt.start) for prompt in prompts])
         prefix = torch.tensor([len(prompt.prefix) for prompt in prompts])
         seed = torch.tensor([prompt.seed for prompt in prompts])
+        counts = Counts(length.numpy().copy(), prefix.numpy().copy(), open_.sum(1).numpy())
         parts = (tokens, ranks, open_, length, prefix, torch.arange(len(prompts)), seed)
-        return cls(*(part.to(device) for part in parts))
+        return cls(counts, *(part.to(device) for part in parts))
 
     def __len__(self) -> int:
         return len(self.length)
@@ -70,7 +84,10 @@ class Canvas:
 
     def select(self, rows: Tensor) -> Canvas:
         """Only these rows; rows: [B'] indices."""
-        return Canvas(*(getattr(self, part.name).index_select(0, rows) for part in fields(self)))
+        counts, *parts = (getattr(self, part.name) for part in fields(self))
+        here = rows.cpu().numpy()
+        still = Counts(*(count[here] for count in counts))
+        return Canvas(still, *(part.index_select(0, rows) for part in parts))
 
     def insert(self, slot: Tensor, token: Tensor) -> Tensor:
         """Put token[b] right behind the cell slot[b] of every row b. Returns the ranks in the text, [B]."""
@@ -81,4 +98,5 @@ class Canvas:
         self.ranks.scatter_(1, cell, rank)
         self.open.scatter_(1, cell, True)
         self.length += 1
+        self.counts = self.counts._replace(length=self.counts.length + 1, open=self.counts.open + 1)
         return rank.squeeze(1) - self.prefix - 2

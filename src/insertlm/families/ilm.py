@@ -211,11 +211,11 @@ class _Writing:
         self.words = ilm.unembedding.weight[ilm.writable]
         self.rows = canvas.row
         self.cache: PrefixCache | None = None
-        if ilm.model.prefix_lm and bool((canvas.prefix > 0).all()):
-            packing = Packing(canvas.columns < canvas.prefix[:, None])
+        if ilm.model.prefix_lm and canvas.counts.prefix.min() > 0:
+            packing = Packing(canvas.columns < canvas.prefix[:, None], counts=canvas.counts.prefix)
             record: list[tuple[Tensor, Tensor]] = []
             self._run(canvas, packing, FullAttention(packing.segments, record))
-            room = int((canvas.tokens.shape[1] - canvas.prefix).max())
+            room = int(canvas.tokens.shape[1] - canvas.counts.prefix.min())
             self.cache = PrefixCache.of(record, packing.segments, room)
 
     def step(self, canvas: Canvas, number: int) -> Step:
@@ -223,7 +223,7 @@ class _Writing:
         hidden, where = self._hidden(canvas)
         stop_row = where.gather(1, canvas.prefix[:, None]).squeeze(1)
         stop_logits = self.ilm.stop(hidden.index_select(0, stop_row))
-        slots = Packing(canvas.slots)
+        slots = Packing(canvas.slots, counts=canvas.counts.open.clip(min=1))
         slot_rows = hidden.index_select(0, slots.pack(where))
         insert = self._insert_jointly if self.settings.joint else self._insert_in_two_steps
         slot, token, log_probability = insert(canvas, number, slots, slot_rows)
@@ -263,9 +263,10 @@ class _Writing:
 
     def _hidden(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
         """Hidden rows of all but the prefix, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
-        written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]))
+        length, prefix, _ = canvas.counts
+        written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]), counts=length - prefix)
         if self.cache is None:
-            everything = Packing(canvas.used)
+            everything = Packing(canvas.used, counts=length)
             attention = self.ilm.attention(everything, canvas.prefix)
             return self._run(canvas, everything, attention, written.pack(everything.where)), written.where
         if len(canvas) < len(self.rows):

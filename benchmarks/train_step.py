@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100, help="steps per repetition")
     parser.add_argument("--warmup", type=int, default=50)
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), help="default: bfloat16 on a GPU, else float32")
+    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
     arguments = parser.parse_args()
     model = model_section(arguments)
     device = choose_device(arguments.device)

@@ -74,11 +74,11 @@ def test_a_section_without_keys_is_empty() -> None:
 
 def test_numbers_may_be_written_the_yaml_way(tmp_path: Path) -> None:
     path = written(tmp_path, "task: {preset: star-easy}\nmodel: {preset: mini}\ntrain: {steps: 1_000}\n")
-    overrides = [("optim.learning_rate", "1e-3"), ("train.precision", "null"), ("model.prefix_lm", "true")]
+    overrides = [("optim.learning_rate", "1e-3"), ("decode.max_length", "null"), ("model.prefix_lm", "true")]
     recipe = load_recipe(path, overrides)
     assert recipe.train.steps == 1000
     assert recipe.optim.learning_rate == 1e-3
-    assert recipe.train.precision is None
+    assert recipe.decode.max_length is None
     assert recipe.model.prefix_lm is True
 
 
@@ -110,6 +110,11 @@ def test_differences_name_every_key_that_differs() -> None:
         ("train", {"steps": 0}, "train.steps: expected int >= 1, got 0"),
         ("train", {"steps": 10**30}, f"train.steps: expected int <= 2147483647, got {10**30}"),
         ("train", {"steps": 5, "compile": "maybe"}, "train.compile: expected bool, got 'maybe'"),
+        (
+            "train",
+            {"steps": 5, "precision": "int8"},
+            "train.precision: expected one of auto, float32, bfloat16, got 'int8'",
+        ),
         ("train", {"steps": 5, "tracker": "x"}, "train.tracker: expected one of none, tensorboard, wandb, got 'x'"),
         ("train", {"steps": 5, "step": 6}, "train.step: unknown key; did you mean steps?"),
         ("train", {"steps": 5, 1: 2}, "train: expected names as keys, got 1"),
@@ -301,7 +306,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         steps=draw(counts),
         seed=draw(st.integers(0, 2**31 - 1)),
         compile=draw(st.booleans()),
-        precision=draw(st.sampled_from([None, "float32", "bfloat16"])),
+        precision=draw(st.sampled_from(["auto", "float32", "bfloat16"])),
         tracker=draw(st.sampled_from(["none", "tensorboard", "wandb"])),
     )
     optim = OptimConfig(learning_rate=draw(st.floats(0, 1e18)), ema=draw(shares), warmup=draw(st.integers(0, 10**6)))

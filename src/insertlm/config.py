@@ -49,7 +49,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     save_every: Count = 2000
     keep: Count = 1  # checkpoints kept
     validate_every: Index = 0  # steps between validations, 0 = never
-    precision: Literal["float32", "bfloat16"] | None = None  # of products; None = bfloat16 on CUDA, else float32
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; auto = bfloat16 on CUDA, else float32
     compile: bool = True  # on CUDA; elsewhere steps run as they are written
     tracker: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 

@@ -196,3 +196,46 @@ def test_traced_losses_are_eager_ones(monkeypatch: pytest.MonkeyPatch, prefix_lm
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 def test_compiled_losses_are_eager_ones() -> None:
     assert_compiled_is_eager(False, [256])
+
+
+# --- Precision
+
+
+def test_bfloat16_is_close_to_float32_and_not_the_same() -> None:
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        step = build()
+        step.halved = precision == "bfloat16"
+        for number in range(3):
+            step(number)
+        losses[precision] = step.means(3)["loss"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
+    assert losses["bfloat16"] != losses["float32"]
+
+
+@pytest.mark.parametrize(("precision", "halved"), [("auto", False), ("float32", False), ("bfloat16", True)])
+def test_a_cpu_computes_in_float32_unless_told(precision: str, halved: bool) -> None:
+    usual = build()
+    step = TrainStep(
+        usual.family,
+        usual.host_rows,
+        usual.order,
+        optim=OPTIM,
+        steps=1,
+        device=CPU,
+        compiled=False,
+        precision=precision,
+    )
+    assert step.halved is halved
+
+
+def test_the_average_of_a_short_run_is_not_its_beginning() -> None:
+    usual = build()
+    step = TrainStep(
+        usual.family, usual.host_rows, usual.order, optim=OPTIM, steps=2, device=CPU, compiled=False
+    )  # fewer steps than lie between updates of the average
+    before = {name: value.clone() for name, value in step.ema.average.items()}
+    step(0)
+    assert same(step.ema.average, before)
+    step(1)
+    assert not same(step.ema.average, before)

@@ -50,10 +50,10 @@ class TrainStep:
         steps: int,
         device: torch.device,
         compiled: bool,
-        precision: str | None = None,
+        precision: str = "auto",
     ) -> None:
         self.family, self.device = family, device
-        self.halved = precision == "bfloat16" or (precision is None and device.type == "cuda")
+        self.halved = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.optim, self.steps, self.order = optim, steps, order
         self.optimizer = build_optimizer(self.family, optim, device)
         self.ema = Ema(self.family, optim.ema, optim.ema_every)

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.errors import InsertlmError
-from insertlm.files import write_atomically
 from insertlm.training import checkpoint
 
 PARTS = ("weights", "ema", "optimizer")
@@ -429,35 +428,6 @@ def test_what_cannot_be_stored_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         checkpoint.save(tmp_path, 1, {"weights": {"a": torch.eye(2)}, "ema": {"a": torch.eye(2).to_sparse()}}, keep=1)
     assert names(tmp_path) == []
-
-
-# Single files
-
-
-def test_write_atomically_replaces(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    for data in (b"old", b"new and longer", b""):
-        write_atomically(path, data)
-        assert path.read_bytes() == data
-    assert names(tmp_path) == ["recipe.yaml"]
-
-
-def test_write_atomically_keeps_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "recipe.yaml"
-    write_atomically(path, b"old")
-
-    def refuse(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    assert fails(lambda: write_atomically(path, b"new")) == f"cannot write {path}: No space left on device"
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["recipe.yaml"]
-
-
-def test_write_atomically_into_a_missing_folder(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "result.json"
-    assert fails(lambda: write_atomically(path, b"")) == f"cannot write {path}: No such file or directory"
 
 
 def test_the_manifest_says_what_the_files_are(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,10 +31,13 @@ class Rows:
     target_length: Tensor
 
     def select(self, index: Tensor) -> Rows:
-        return Rows(*(getattr(self, name).index_select(0, index) for name in self.__dataclass_fields__))
+        return self._each(lambda part: part.index_select(0, index))
 
     def to(self, device: torch.device) -> Rows:
-        return Rows(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+        return self._each(lambda part: part.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        return Rows(change(self.given), change(self.given_length), change(self.target), change(self.target_length))
 
 
 class Noise(NamedTuple):

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 TASK_PRESETS: dict[str, dict[str, Any]] = {name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()}
+FamilyConfig = IlmConfig  # a union, as soon as there are others
 _MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
 
@@ -60,12 +61,12 @@ class Recipe(Section, frozen=True, kw_only=True):
     task: Star
     model: ModelConfig
     train: TrainConfig
-    family: IlmConfig = IlmConfig()
+    family: FamilyConfig = IlmConfig()
     optim: OptimConfig = OptimConfig()
     decode: DecodeConfig = DecodeConfig()
 
     def __post_init__(self) -> None:
-        longest = self.task.longest_prefix + self.task.longest_target + 2
+        longest = self.family.longest_row(self.task.longest_prefix, self.task.longest_target)
         if longest > self.model.max_length:
             raise ValueError(f"the task has rows of {longest} tokens; model.max_length is {self.model.max_length}")
 
@@ -214,7 +215,7 @@ def _explain(message: str, sections: Mapping[str, Any]) -> tuple[str, str]:
     what, found, place = message.rpartition(" - at `$")
     what, place = (what, place.strip("`.")) if found else (message, "")
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", what):
-        known, kind = (_keys(place), "key") if place else (_sections(), "section")
+        known, kind = (_keys(place, sections[place].get("name")), "key") if place else (_sections(), "section")
         return f"{place}.{match[1]}".removeprefix("."), _unknown(match[1], known, kind)
     if match := re.fullmatch(r"Object missing required field `(.*)`", what):
         expected = f"this {'key' if place else 'section'}"
@@ -240,24 +241,29 @@ def _sections() -> list[str]:
     return [field.name for field in msgspec.structs.fields(Recipe)]
 
 
-def _kind(section: str) -> Any:
-    return next(field.type for field in msgspec.structs.fields(Recipe) if field.name == section)
+def _kinds(section: str) -> list[Any]:
+    """The types a section may have: several where a `name` tells them apart."""
+    kind = next(field.type for field in msgspec.structs.fields(Recipe) if field.name == section)
+    return list(get_args(kind)) or [kind]
 
 
-def _keys(section: str) -> list[str]:
-    """All keys a section may have in a file."""
-    kind = _kind(section)
-    tag = kind.__struct_config__.tag_field
+def _keys(section: str, name: str | None = None) -> list[str]:
+    """All keys a section may have in a file; with `name`, those of the type of that name."""
+    kinds = _kinds(section)
+    tag = kinds[0].__struct_config__.tag_field
+    named = [kind for kind in kinds if kind.__struct_config__.tag == name] or kinds
     preset = ["preset"] if section in _PRESETS else []
-    return [*preset, *([tag] if tag else []), *(field.name for field in msgspec.structs.fields(kind))]
+    keys = dict.fromkeys(field.name for kind in named for field in msgspec.structs.fields(kind))
+    return [*preset, *([tag] if tag else []), *keys]
 
 
 def _choices(section: str, key: str) -> Sequence[str]:
     """What a key that has few possible values may be."""
-    kind = _kind(section)
-    if key == kind.__struct_config__.tag_field:
-        return [kind.__struct_config__.tag]
-    return next(get_args(field.type) for field in msgspec.structs.fields(kind) if field.name == key)
+    kinds = _kinds(section)
+    if key == kinds[0].__struct_config__.tag_field:
+        return [kind.__struct_config__.tag for kind in kinds]
+    fields = (field for kind in kinds for field in msgspec.structs.fields(kind))
+    return next(get_args(field.type) for field in fields if field.name == key)
 
 
 def _listed(names: Collection[str]) -> str:

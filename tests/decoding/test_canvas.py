@@ -76,10 +76,30 @@ def test_any_insertions_are_list_insert(batch: list[Prompt], data: st.DataObject
             line.check(canvas, row)
         cells = [data.draw(st.sampled_from(sorted(line.open))) for line in lines]
         tokens = [20 + turn * 5 + row for row in range(len(lines))]
-        ranks = canvas.insert(torch.tensor(cells), torch.tensor(tokens))
-        assert ranks.tolist() == [line.insert(*pair) for line, *pair in zip(lines, cells, tokens, strict=True)]
+        ranks = canvas.insert(torch.tensor(cells)[:, None], torch.tensor(tokens)[:, None])
+        assert ranks[:, 0].tolist() == [line.insert(*pair) for line, *pair in zip(lines, cells, tokens, strict=True)]
         stay = data.draw(st.lists(st.sampled_from(range(len(lines))), min_size=1, unique=True))
         canvas, lines = canvas.select(torch.tensor(stay)), [lines[row] for row in stay]
+    for row, line in enumerate(lines):
+        line.check(canvas, row)
+
+
+@given(st.lists(prompts(), min_size=1, max_size=4), st.data())
+@settings(max_examples=60)
+def test_several_insertions_at_once_are_one_after_the_other(batch: list[Prompt], data: st.DataObject) -> None:
+    """Each row gets as many as it likes, in any order, up to one per open cell."""
+    canvas = Canvas.start(batch, STOP, BOS, 12, CPU)
+    lines = [Line(prompt, number) for number, prompt in enumerate(batch)]
+    for turn in range(2):
+        chosen = [data.draw(st.lists(st.sampled_from(sorted(line.open)), max_size=3, unique=True)) for line in lines]
+        cells = [[*some, *[-1] * (3 - len(some))] for some in chosen]
+        tokens = torch.arange(3 * len(lines)).view(-1, 3) + 20 + 20 * turn
+        ranks = canvas.insert(torch.tensor(cells), tokens)
+        for line, some, written, found in zip(lines, chosen, tokens.tolist(), ranks.tolist(), strict=True):
+            for cell, token in zip(some, written, strict=False):
+                line.insert(cell, token)
+            place = {token: rank - 1 for rank, (_, token) in enumerate(line.text)}
+            assert found == [*(place[token] for token in written[: len(some)]), *[-1] * (3 - len(some))]
     for row, line in enumerate(lines):
         line.check(canvas, row)
 
@@ -87,7 +107,7 @@ def test_any_insertions_are_list_insert(batch: list[Prompt], data: st.DataObject
 def test_selected_rows_go_on_alone() -> None:
     canvas = Canvas.start([Prompt([1]), Prompt([2])], STOP, BOS, 3, CPU)
     part = canvas.select(torch.tensor([1]))
-    part.insert(torch.tensor([2]), torch.tensor([7]))
+    part.insert(torch.tensor([[2]]), torch.tensor([[7]]))
     assert canvas.length.tolist() == [3, 3]
     assert part.length.tolist() == [4]
     assert canvas.tokens[1, 3] != 7

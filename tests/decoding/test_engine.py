@@ -173,8 +173,9 @@ def test_limits_and_threshold_end_a_sequence_and_nothing_else(
         assert config.max_length is not None
         assert length <= config.max_length
         assert [event.step for event in written.events] == list(range(len(written.events)))
-        assert all(event.stop_probability < config.stop_threshold for event in written.events)
-        assert written.complete == (written.stop_probability >= config.stop_threshold)
+        *stops, last = [e.stop_probability or 0.0 for e in written.events] + [written.stop_probability or 0.0]
+        assert all(stop < config.stop_threshold for stop in stops)
+        assert written.complete == (last >= config.stop_threshold)
         closed = prompt.open is not None and not prompt.open
         full = length == config.max_length or len(written.events) == config.max_steps
         assert written.complete or full or closed
@@ -382,7 +383,7 @@ def test_no_prompts_no_sequences(tiny_ilm: TinyIlm) -> None:
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
-        (Prompt([1] * 5, start=[2] * 4), "a prompt has 11 tokens with <stop> and <bos>; 10 are allowed"),
+        (Prompt([1] * 5, start=[2] * 4), "a prompt has 11 tokens with 2 special ones; 10 are allowed"),
         (Prompt([1, 99]), "a prompt has the id 99; the vocabulary has 13"),
         (Prompt([1], start=[-1]), "a prompt has the id -1; the vocabulary has 13"),
         (Prompt([1], start=[2], open=frozenset({2})), "a prompt opens gap 2; its text of 1 tokens has gaps 0 … 1"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
-from insertlm.decoding.canvas import Canvas
 from insertlm.decoding.engine import Step, decode
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
@@ -17,25 +18,36 @@ class Script:
     """Always writes 5 at the end of the text; prompt r stops at the step for which `stop` gives a chance."""
 
     stop: dict[tuple[int, int], float]
+    threshold: float = 0.5
+    most: int = 99
+    row: Tensor = field(default_factory=lambda: torch.arange(0))
+    length: int = 1
     seen: list[tuple[int, list[int]]] = field(default_factory=list)
 
-    def step(self, canvas: Canvas, number: int) -> Step:
-        rows = canvas.row.tolist()
+    def step(self, number: int) -> Step:
+        rows = self.row.tolist()
         self.seen.append((number, rows))
-        last = canvas.ranks.masked_fill(~canvas.used, -1).argmax(1)
-        score = torch.full((len(rows),), -0.5)
         stop = torch.tensor([self.stop.get((row, number), 0.25) for row in rows])
-        return Step(last, torch.full_like(last, 5), score, stop)
+        place = torch.full((len(rows), 1), self.length)
+        full = torch.full_like(stop, self.length >= self.most, dtype=torch.bool)
+        return Step(stop >= self.threshold, full, stop, place, torch.full_like(place, 5), torch.full(place.shape, -0.5))
+
+    def select(self, rows: Tensor) -> None:
+        self.row = self.row[rows]
+
+    def write(self, step: Step) -> Tensor:
+        self.length += 1
+        return step.place
 
 
-def run(script: Script, count: int, config: DecodeConfig) -> list[Trajectory]:
-    batch = [Prompt([1, 2], start=[3]) for _ in range(count)]
-    return decode(lambda canvas: script, batch, config, config.max_length or 99, 8, 9, torch.device("cpu"))
+def run(script: Script, count: int, max_steps: int) -> list[Trajectory]:
+    script.row = torch.arange(count)
+    return decode(lambda: script, [Prompt([1, 2], start=[3])] * count, DecodeConfig(max_steps=max_steps))
 
 
 def test_rows_stop_at_the_threshold_and_leave() -> None:
     script = Script({(0, 1): 0.5, (1, 2): 0.75, (2, 0): 1.0, (1, 1): 0.4375})
-    written = run(script, 4, DecodeConfig(max_steps=4))
+    written = run(script, 4, 4)
     assert script.seen == [(0, [0, 1, 2, 3]), (1, [0, 1, 3]), (2, [1, 3]), (3, [3]), (4, [3])]
     assert [t.ids for t in written] == [[3, 5], [3, 5, 5], [3], [3, 5, 5, 5, 5]]
     assert [t.stop_probability for t in written] == [0.5, 0.75, 1.0, 0.25]
@@ -45,15 +57,44 @@ def test_rows_stop_at_the_threshold_and_leave() -> None:
 
 
 def test_the_last_allowed_insertion_is_judged_too() -> None:
-    assert [t.complete for t in run(Script({(0, 2): 0.9}), 2, DecodeConfig(max_steps=2))] == [True, False]
+    assert [t.complete for t in run(Script({(0, 2): 0.9}), 2, 2)] == [True, False]
 
 
-def test_a_threshold_of_zero_stops_at_once() -> None:
-    assert [t.events for t in run(Script({}), 2, DecodeConfig(stop_threshold=0.0))] == [[], []]
+def test_a_text_that_is_complete_at_once_gets_nothing() -> None:
+    assert [t.events for t in run(Script({}, threshold=0.0), 2, 4)] == [[], []]
 
 
-def test_max_length_counts_the_whole_row() -> None:
-    written = run(Script({}), 1, DecodeConfig(max_length=8, max_steps=100))
-    assert written[0].ids == [3, 5, 5, 5]  # with two of the prefix, <stop> and <bos>: eight
-    assert not written[0].complete
-    assert run(Script({}), 1, DecodeConfig(max_length=5))[0].events == []
+def test_a_full_text_is_cut() -> None:
+    script = Script({}, most=4)
+    assert [(t.ids, t.complete) for t in run(script, 1, 100)] == [([3, 5, 5, 5], False)]
+    assert run(Script({}, most=1), 1, 100)[0].events == []
+
+
+def test_a_model_that_cannot_tell_says_so() -> None:
+    [written] = run(Script({(0, 0): math.nan, (0, 1): math.nan}), 1, 1)
+    assert [written.stop_probability, written.events[0].stop_probability] == [None, None]
+
+
+@dataclass
+class Several:
+    """Writes three tokens at once, of which one is nothing, in no order."""
+
+    row: Tensor = field(default_factory=lambda: torch.arange(1))
+    done: bool = False
+
+    def step(self, number: int) -> Step:
+        one, three = torch.tensor([self.done]), torch.tensor([[7, 8, 9]])
+        return Step(one, ~one & False, torch.tensor([0.5]), three, three, -three.float())
+
+    def select(self, rows: Tensor) -> None:
+        raise AssertionError("nothing ends early")
+
+    def write(self, step: Step) -> Tensor:
+        self.done = True
+        return torch.tensor([[3, -1, 0]])
+
+
+def test_tokens_of_one_step_are_recorded_in_reading_order() -> None:
+    [written] = decode(Several, [Prompt([], start=[1, 2])], DecodeConfig())
+    assert [(e.step, e.rank, e.token, e.log_probability) for e in written.events] == [(0, 0, 9, -9.0), (0, 3, 7, -7.0)]
+    assert written.ids == [9, 1, 2, 7]

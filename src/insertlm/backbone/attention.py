@@ -17,9 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from insertlm.packing import Segments
+from insertlm.packing import Packing, Segments
 
-__all__ = ["Attention", "CachedAttention", "FullAttention", "PrefixAttention", "PrefixCache", "attend"]
+__all__ = [
+    "Attention",
+    "CachedAttention",
+    "FullAttention",
+    "PrefixAttention",
+    "PrefixCache",
+    "attend",
+    "bidirectional_attention",
+]
 
 
 class Attention(Protocol):
@@ -88,6 +96,15 @@ class PrefixAttention:
         within = attend(q, k, v, self.halves, self.halves)
         whole = attend(q, k, v, self.segments, self.segments)
         return torch.where(self.in_prefix[:, None, None], within, whole)
+
+
+def bidirectional_attention(packing: Packing, prefix: Tensor, prefix_lm: bool) -> Attention:
+    """Which rows see which, when sequences and their prefixes are computed together. prefix: [B] lengths"""
+    if not prefix_lm:
+        return FullAttention(packing.segments)
+    column = torch.arange(packing.keep.shape[1], device=prefix.device)
+    in_prefix = packing.pack(column < prefix[:, None])
+    return PrefixAttention(packing.segments, packing.segments.cut(prefix), in_prefix)
 
 
 @dataclass(frozen=True, eq=False)

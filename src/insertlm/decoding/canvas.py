@@ -46,8 +46,8 @@ class Canvas:
 
     @classmethod
     def start(cls, prompts: Sequence[Prompt], stop: int, bos: int, room: int, device: torch.device) -> Canvas:
-        """`room`: the most insertions any row will see."""
-        width = max(len(prompt.prefix) + 2 + len(prompt.start) for prompt in prompts) + room
+        """`room`: the most insertions any row will see. The last column takes what is written nowhere."""
+        width = max(len(prompt.prefix) + 2 + len(prompt.start) for prompt in prompts) + room + 1
         tokens = torch.zeros(len(prompts), width, dtype=torch.int64)
         ranks, open_ = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
         for b, prompt in enumerate(prompts):
@@ -90,13 +90,18 @@ class Canvas:
         return Canvas(still, *(part.index_select(0, rows) for part in parts))
 
     def insert(self, slot: Tensor, token: Tensor) -> Tensor:
-        """Put token[b] right behind the cell slot[b] of every row b. Returns the ranks in the text, [B]."""
-        rank = self.ranks.gather(1, slot[:, None]) + 1
-        self.ranks += (self.ranks >= rank) & self.used
-        cell = self.length[:, None]
-        self.tokens.scatter_(1, cell, token[:, None])
+        """Put token[b, k] right behind the cell slot[b, k] of row b, for all k at once. A row's slots are distinct; -1
+        means nothing. Returns the ranks in the text afterwards, -1 for nothing. All [B, K]"""
+        real = slot >= 0
+        behind = self.ranks.gather(1, slot.clamp(min=0)).masked_fill(~real, self.tokens.shape[1])
+        self.ranks += (behind[:, None, :] < self.ranks[:, :, None]).sum(2) * self.used
+        rank = behind + 1 + (behind[:, None, :] < behind[:, :, None]).sum(2)
+        cell = torch.where(real, self.length[:, None] + real.cumsum(1) - 1, self.tokens.shape[1] - 1)
+        self.tokens.scatter_(1, cell, token)
         self.ranks.scatter_(1, cell, rank)
-        self.open.scatter_(1, cell, True)
-        self.length += 1
-        self.counts = self.counts._replace(length=self.counts.length + 1, open=self.counts.open + 1)
-        return rank.squeeze(1) - self.prefix - 2
+        self.open.scatter_(1, cell, real)
+        self.length += real.sum(1)
+        # One token a row is the rule, and then nothing need be asked of the device.
+        added = 1 if slot.shape[1] == 1 else real.sum(1).cpu().numpy()
+        self.counts = self.counts._replace(length=self.counts.length + added, open=self.counts.open + added)
+        return torch.where(real, rank - self.prefix[:, None] - 2, -1)

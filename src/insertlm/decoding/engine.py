@@ -1,47 +1,67 @@
 """The decoding loop: prompts in, trajectories out. It knows ids only.
 
-Each turn asks the family for one `Step` of all rows under way, ends the rows whose stop probability reached the
-threshold (stop is asked before inserting), and inserts one token into each of the others. Finished rows leave.
+Each turn asks the writer, a family's model at work on a batch, for one `Step` of all texts under way, ends those that
+are complete or full (both are asked before writing), and lets the writer carry out the step for the others. Finished
+texts leave.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from insertlm.decoding.canvas import Canvas
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Insertion, Trajectory
 from insertlm.errors import InsertlmError
 
-__all__ = ["Inserter", "Step", "check", "decode"]
+__all__ = ["Step", "Writer", "check", "decode"]
 
 
 class Step(NamedTuple):
-    """What the model wants to do next. slot: [B] cells of the canvas, token: [B], log_probability: [B] of the pair,
-    stop_probability: [B]"""
+    """What a model would do next to each text, before it is done.
 
-    slot: Tensor
+    complete: [B] bool, nothing is missing   full: [B] bool, there is no room or place for more
+    stop_probability: [B], how sure the model is that nothing is missing; NaN where it cannot tell
+    place, token, log_probability: [B, K], up to K tokens at once; what a place is, is the writer's business
+    """
+
+    complete: Tensor
+    full: Tensor
+    stop_probability: Tensor
+    place: Tensor
     token: Tensor
     log_probability: Tensor
-    stop_probability: Tensor
 
 
-class Inserter(Protocol):
-    """A model under way on one batch: holds what it has computed once for all steps."""
+class Writer(Protocol):
+    """A model at work on a batch of texts: holds them, and what it has computed once for all steps."""
 
-    def step(self, canvas: Canvas, number: int) -> Step: ...
+    @property
+    def row(self) -> Tensor:
+        """[B]: the prompt of each text under way."""
+        ...
+
+    def step(self, number: int) -> Step: ...
+
+    def select(self, rows: Tensor) -> None:
+        """Only these texts go on; rows: [B'] indices, ascending."""
+        ...
+
+    def write(self, step: Step) -> Tensor:
+        """Carry out a step. Returns the rank of every token in its text after the step, -1 where none came, [B, K]"""
+        ...
 
 
-def check(prompts: Sequence[Prompt], longest: int, vocabulary: int) -> None:
-    """`longest`: the most tokens a row may have."""
+def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: int) -> None:
+    """`longest`: the most tokens a row may have, `specials` special ones included."""
     for prompt in prompts:
-        length = len(prompt.prefix) + len(prompt.start) + 2
+        length = len(prompt.prefix) + len(prompt.start) + specials
         if length > longest:
-            raise InsertlmError(f"a prompt has {length} tokens with <stop> and <bos>; {longest} are allowed")
+            raise InsertlmError(f"a prompt has {length} tokens with {specials} special ones; {longest} are allowed")
         for token in (*prompt.prefix, *prompt.start):
             if not 0 <= token < vocabulary:
                 raise InsertlmError(f"a prompt has the id {token}; the vocabulary has {vocabulary}")
@@ -53,37 +73,24 @@ def check(prompts: Sequence[Prompt], longest: int, vocabulary: int) -> None:
 
 
 @torch.inference_mode()
-def decode(
-    begin: Callable[[Canvas], Inserter],
-    prompts: Sequence[Prompt],
-    settings: DecodeConfig,
-    longest: int,
-    stop: int,
-    bos: int,
-    device: torch.device,
-) -> list[Trajectory]:
-    """`begin` prepares the model for a fresh canvas (and may compute the prefix once and for all); a row ends when it
-    has `longest` tokens."""
+def decode(begin: Callable[[], Writer], prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
+    """`begin` makes the writer, which may compute once and for all what stays the same."""
     if not prompts:
         return []
-    shortest = min(len(prompt.prefix) + len(prompt.start) + 2 for prompt in prompts)
-    room = min(settings.max_steps, longest - shortest)
-    canvas = Canvas.start(prompts, stop, bos, room, device)
-    inserter = begin(canvas)
+    writer = begin()
     record = _Record()
     for number in range(settings.max_steps + 1):
-        step = inserter.step(canvas, number)
-        complete = step.stop_probability >= settings.stop_threshold
-        full = (canvas.length >= longest) | ~canvas.open.any(1) | (number == settings.max_steps)
-        ended = complete | full
+        step = writer.step(number)
+        ended = step.complete | step.full | (number == settings.max_steps)
         if bool(ended.any()):
-            record.endings.append((canvas.row[ended], step.stop_probability[ended], complete[ended]))
+            record.endings.append((writer.row[ended], step.stop_probability[ended], step.complete[ended]))
             stay = (~ended).nonzero().squeeze(1)
             if not len(stay):
                 break
-            canvas, step = canvas.select(stay), Step(*(part.index_select(0, stay) for part in step))
-        rank = canvas.insert(step.slot, step.token)
-        record.events.append((canvas.row, rank, step.token, step.log_probability, step.stop_probability))
+            writer.select(stay)
+            step = Step(*(part.index_select(0, stay) for part in step))
+        rank = writer.write(step)
+        record.events.append((writer.row, step.stop_probability, rank, step.token, step.log_probability))
     return record.trajectories(prompts)
 
 
@@ -97,11 +104,20 @@ class _Record:
     def trajectories(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         events: list[list[Insertion]] = [[] for _ in prompts]
         for number, columns in enumerate(self.events):
-            for row, *event in zip(*(column.tolist() for column in columns), strict=True):
-                events[row].append(Insertion(number, *event))
+            for row, stop, *written in zip(*(column.tolist() for column in columns), strict=True):
+                # Tokens of one step in reading order: inserted one after the other, each ends up at its rank.
+                for rank, token, score in sorted(zip(*written, strict=True)):
+                    if rank >= 0:
+                        events[row].append(Insertion(number, rank, token, score, _known(stop)))
         endings = {
-            row: end for columns in self.endings for row, *end in zip(*(c.tolist() for c in columns), strict=True)
+            row: (_known(stop), complete)
+            for columns in self.endings
+            for row, stop, complete in zip(*(column.tolist() for column in columns), strict=True)
         }
         return [
             Trajectory(prompt.prefix, prompt.start, events[row], *endings[row]) for row, prompt in enumerate(prompts)
         ]
+
+
+def _known(probability: float) -> float | None:
+    return None if math.isnan(probability) else probability

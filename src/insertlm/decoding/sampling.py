@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["choose", "nucleus", "top_k"]
+from insertlm.noise import uniform
+
+__all__ = ["choose", "draws", "nucleus", "top_k"]
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -38,3 +40,9 @@ def choose(
         return logits.argmax(-1)
     logits = nucleus(top_k(logits / temperature, k), p)
     return (logits - (-noise(logits.shape[-1]).log()).log()).argmax(-1)
+
+
+def draws(stream: int, seed: Tensor, number: int) -> Callable[[int], Tensor]:
+    """Uniform noise for `choose` that depends on a text's seed, the step and what it is for; made only if needed.
+    seed: [B]"""
+    return lambda width: uniform(stream, seed[:, None], number, torch.arange(width, device=seed.device))

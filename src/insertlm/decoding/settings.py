@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from insertlm.section import Count, Fraction, Index, NonNegative, Section
 
@@ -13,6 +14,10 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
     """How to choose places and tokens, and when to end. The defaults are greedy and deterministic."""
 
     stop_threshold: Fraction = 0.5
+    order: Literal["auto", "mass", "certainty", "margin", "random"] = (
+        "auto"  # which place next; auto = the family's own
+    )
+    parallel: Index = 1  # tokens written in one step, 0 = one at every place that is open; not all families can
     joint: bool = False  # sample (place, token) pairs together; else a place by its mass, then a token there
     position_top_k: Index = 1  # two-step sampling: the places in play, 1 = always the most likely, 0 = all
     temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely

@@ -9,13 +9,14 @@ __all__ = ["Insertion", "Trajectory"]
 
 
 class Insertion(NamedTuple):
-    """One event. `rank` is where the token went in the text as it stood then, as in `list.insert(rank, token)`."""
+    """One event. `rank` is where the token went in the text as it stood then, as in `list.insert(rank, token)`; events
+    of one step come in reading order. `stop_probability`: see Trajectory, before this step."""
 
     step: int
     rank: int
     token: int
     log_probability: float
-    stop_probability: float
+    stop_probability: float | None
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,14 @@ class Trajectory:
     """How one sequence was written.
 
     `prefix` was given and is not part of the text; `start` is the text as given (empty unless infilling); every event
-    puts one token into it. `stop_probability` is what the stop classifier said of the finished text; `complete` tells
-    whether it crossed the threshold (False: a limit on length or steps cut the sequence).
+    puts one token into it. `stop_probability` is how sure the model was that nothing is missing from the finished text
+    (None: its family cannot tell); `complete` tells whether the model ended it (False: a limit on length or steps did).
     """
 
     prefix: list[int]
     start: list[int]
     events: list[Insertion]
-    stop_probability: float
+    stop_probability: float | None
     complete: bool
 
     @property

@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from insertlm.backbone.transformer import Transformer
+from insertlm.backbone.transformer import ModelConfig, Transformer
+from insertlm.decoding.engine import Writer, check, decode
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
+from insertlm.errors import InsertlmError
 from insertlm.tasks.base import Examples
+from insertlm.tokenizers import Tokenizer
 
 __all__ = ["Family", "Losses", "Noise", "Rows"]
 
@@ -56,9 +59,22 @@ class Losses(NamedTuple):
 
 
 class Family(nn.Module, ABC):
-    """A model with its way of corrupting, learning and writing."""
+    """A model with its way of corrupting, learning and writing.
 
-    backbone: Transformer
+    framing: special tokens of a row   orders: the values of `decode.order` it knows, beside auto
+    several: whether it can write several tokens in one step
+    """
+
+    framing: ClassVar[int] = 2
+    orders: ClassVar[tuple[str, ...]]
+    several: ClassVar[bool] = False
+    writable: Tensor
+
+    def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.model, self.vocabulary, self.specials = model, tokenizer.size, tokenizer.specials
+        self.backbone = Transformer(model, tokenizer.size)
+        self.register_buffer("writable", torch.tensor(tokenizer.writable), persistent=False)
 
     @abstractmethod
     def rows(self, examples: Examples) -> Rows:
@@ -74,8 +90,18 @@ class Family(nn.Module, ABC):
         """Corrupt and score a batch. capacity: rows of the packed buffer (None: as many as needed)."""
 
     @abstractmethod
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+        """This model at work on a batch. longest: the most tokens a row may have, special ones included."""
+
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
-        """Write one sequence for every prompt, all at once."""
+        """Write one text for every prompt, all at once."""
+        longest = min(settings.max_length or self.model.max_length, self.model.max_length)
+        check(prompts, longest, self.vocabulary, self.framing)
+        if settings.order not in ("auto", *self.orders):
+            raise InsertlmError(f"decode.order: expected auto or {' or '.join(self.orders)}, got {settings.order}")
+        if settings.parallel != 1 and not self.several:
+            raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
+        return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
 
     @property
     def device(self) -> torch.device:

@@ -14,23 +14,22 @@ Design choices, the published ones unless said:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixAttention, PrefixCache
-from insertlm.backbone.transformer import ModelConfig, Transformer
-from insertlm.decoding.canvas import Canvas
-from insertlm.decoding.engine import Step, check, decode
-from insertlm.decoding.sampling import choose
+from insertlm.backbone.attention import bidirectional_attention
+from insertlm.backbone.transformer import ModelConfig
+from insertlm.decoding.engine import Step, Writer
+from insertlm.decoding.insertion import InsertionWriter, spread
+from insertlm.decoding.sampling import choose, draws
 from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.decoding.trajectory import Trajectory
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_logsumexp
-from insertlm.noise import hash32, randint, uniform
+from insertlm.noise import hash32, randint
 from insertlm.packing import Packing
 from insertlm.section import NonNegative, Section
 from insertlm.tasks.base import Examples
@@ -50,6 +49,10 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ILM:
         return ILM(self, model, tokenizer)
+
+    def longest_row(self, prefix: int, target: int) -> int:
+        """Tokens of a row with so many of prefix and target."""
+        return prefix + target + ILM.framing
 
 
 # --- Corruption -------------------------------------------------------------------------------------------------------
@@ -133,16 +136,13 @@ class StopHead(nn.Module):
 
 
 class ILM(Family):
-    writable: Tensor
+    orders = ("mass",)
 
     def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self.config, self.model = config, model
-        self.vocabulary, self.specials = tokenizer.size, tokenizer.specials
-        self.backbone = Transformer(model, tokenizer.size)
+        super().__init__(model, tokenizer)
+        self.config = config
         self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
         self.stop = StopHead(model.width)
-        self.register_buffer("writable", torch.tensor(tokenizer.writable), persistent=False)
 
     # --- Learning
 
@@ -163,7 +163,7 @@ class ILM(Family):
         """The token insertion loss and the stop loss, each a plain mean over examples."""
         x = corrupt(rows, noise, capacity)
         keys = x.dropout if self.training else None
-        attention = self.attention(x.packing, rows.given_length - 2)
+        attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)
         with torch.autocast(hidden.device.type, enabled=False):  # both heads in full precision
             token_loss = self._token_loss(hidden, x, rows)
@@ -171,14 +171,6 @@ class ILM(Family):
             stop_loss = F.cross_entropy(stop_logits, (x.count > 0).long())
         total = token_loss + self.config.stop_weight * stop_loss
         return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
-
-    def attention(self, packing: Packing, prefix: Tensor) -> Attention:
-        """Which rows see which, when rows and their prefixes are computed together. prefix: [B] lengths"""
-        if not self.model.prefix_lm:
-            return FullAttention(packing.segments)
-        column = torch.arange(packing.keep.shape[1], device=prefix.device)
-        in_prefix = packing.pack(column < prefix[:, None])
-        return PrefixAttention(packing.segments, packing.segments.cut(prefix), in_prefix)
 
     def _token_loss(self, hidden: Tensor, x: Corrupted, rows: Rows) -> Tensor:
         """logsumexp of all slots' mass − mean score of the deleted tokens in their slots; 0 where none is deleted."""
@@ -193,97 +185,49 @@ class ILM(Family):
 
     # --- Writing
 
-    def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
-        longest = min(settings.max_length or self.model.max_length, self.model.max_length)
-        check(prompts, longest, self.vocabulary)
-
-        def begin(canvas: Canvas) -> _Writing:
-            return _Writing(self, settings, canvas)
-
-        return decode(begin, prompts, settings, longest, self.specials.stop, self.specials.bos, self.device)
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+        return _Writing(self, prompts, settings, longest)
 
 
-class _Writing:
-    """An ILM at work on one batch of sequences. With `prefix_lm` the prefix is computed here, once."""
+class _Writing(InsertionWriter):
+    """An ILM at work."""
 
-    def __init__(self, ilm: ILM, settings: DecodeConfig, canvas: Canvas) -> None:
-        self.ilm, self.settings = ilm, settings
-        self.words = ilm.unembedding.weight[ilm.writable]
-        self.rows = canvas.row
-        self.cache: PrefixCache | None = None
-        if ilm.model.prefix_lm and canvas.counts.prefix.min() > 0:
-            packing = Packing(canvas.columns < canvas.prefix[:, None], counts=canvas.counts.prefix)
-            record: list[tuple[Tensor, Tensor]] = []
-            self._run(canvas, packing, FullAttention(packing.segments, record))
-            room = int(canvas.tokens.shape[1] - canvas.counts.prefix.min())
-            self.cache = PrefixCache.of(record, packing.segments, room)
+    family: ILM
 
-    def step(self, canvas: Canvas, number: int) -> Step:
-        """The stop probability and the next insertion of every row."""
-        hidden, where = self._hidden(canvas)
-        stop_row = where.gather(1, canvas.prefix[:, None]).squeeze(1)
-        stop_logits = self.ilm.stop(hidden.index_select(0, stop_row))
-        slots = Packing(canvas.slots, counts=canvas.counts.open.clip(min=1))
+    def step(self, number: int) -> Step:
+        """The stop probability and the next insertion of every text."""
+        hidden, where = self.hidden()
+        stop_row = where.gather(1, self.canvas.prefix[:, None]).squeeze(1)
+        stop = self.family.stop(hidden.index_select(0, stop_row)).softmax(-1)[:, 0]
+        slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
         slot_rows = hidden.index_select(0, slots.pack(where))
+        words = self.family.unembedding.weight[self.family.writable]
         insert = self._insert_jointly if self.settings.joint else self._insert_in_two_steps
-        slot, token, log_probability = insert(canvas, number, slots, slot_rows)
-        return Step(slot, self.ilm.writable[token], log_probability, stop_logits.softmax(-1)[:, 0])
+        slot, token, log_probability = (part[:, None] for part in insert(number, slots, slot_rows, words))
+        complete = stop >= self.settings.stop_threshold
+        return Step(complete, self.full, stop, slot, self.family.writable[token], log_probability)
 
     def _insert_in_two_steps(
-        self, canvas: Canvas, number: int, slots: Packing, slot_rows: Tensor
+        self, number: int, slots: Packing, slot_rows: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A slot by its mass, then a token in it."""
-        mass = _spread(slot_logsumexp(slot_rows, self.words), slots)
-        slot = choose(mass, self._noise(canvas, number, _SLOT), k=self.settings.position_top_k)
+        mass = spread(slot_logsumexp(slot_rows, words), slots)
+        slot = choose(mass, draws(_SLOT, self.canvas.seed, number), k=self.settings.position_top_k)
         row = slots.where.gather(1, slot[:, None]).squeeze(1)
-        logits = slot_rows.index_select(0, row) @ self.words.T
-        token = self._choose(logits, self._noise(canvas, number, _TOKEN))
+        logits = slot_rows.index_select(0, row) @ words.T
+        token = self._choose(logits, number)
         score = logits.gather(1, token[:, None]).squeeze(1)
         return slot, token, score - mass.logsumexp(1)
 
     def _insert_jointly(
-        self, canvas: Canvas, number: int, slots: Packing, slot_rows: Tensor
+        self, number: int, slots: Packing, slot_rows: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A pair from the joint distribution. Holds the logits of all slots of the batch, unlike two-step sampling."""
-        logits = _spread(slot_rows @ self.words.T, slots).flatten(1)
-        pair = self._choose(logits, self._noise(canvas, number, _TOKEN))
+        logits = spread(slot_rows @ words.T, slots).flatten(1)
+        pair = self._choose(logits, number)
         log_probability = logits.gather(1, pair[:, None]).squeeze(1) - logits.logsumexp(1)
-        return pair // len(self.words), pair % len(self.words), log_probability
+        return pair // len(words), pair % len(words), log_probability
 
-    def _choose(self, logits: Tensor, noise: Callable[[int], Tensor]) -> Tensor:
+    def _choose(self, logits: Tensor, number: int) -> Tensor:
+        noise = draws(_TOKEN, self.canvas.seed, number)
         return choose(logits, noise, self.settings.temperature, self.settings.top_k, self.settings.top_p)
-
-    def _noise(self, canvas: Canvas, number: int, stream: int) -> Callable[[int], Tensor]:
-        """Uniform draws that depend on a sequence's seed, the step and what they are for; made only if needed."""
-
-        def draw(width: int) -> Tensor:
-            return uniform(stream, canvas.seed[:, None], number, torch.arange(width, device=canvas.tokens.device))
-
-        return draw
-
-    def _hidden(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
-        """Hidden rows of all but the prefix, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
-        length, prefix, _ = canvas.counts
-        written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]), counts=length - prefix)
-        if self.cache is None:
-            everything = Packing(canvas.used, counts=length)
-            attention = self.ilm.attention(everything, canvas.prefix)
-            return self._run(canvas, everything, attention, written.pack(everything.where)), written.where
-        if len(canvas) < len(self.rows):
-            self.cache = self.cache.select(torch.searchsorted(self.rows, canvas.row))
-            self.rows = canvas.row
-        return self._run(canvas, written, CachedAttention(self.cache, written.segments)), written.where
-
-    def _run(self, canvas: Canvas, packing: Packing, attention: Attention, wanted: Tensor | None = None) -> Tensor:
-        tokens, positions = packing.pack(canvas.tokens), packing.pack(canvas.ranks)
-        with torch.autocast("cuda", torch.bfloat16, enabled=tokens.is_cuda):
-            hidden: Tensor = self.ilm.backbone(tokens, positions, attention, wanted=wanted)
-        return hidden
-
-
-def _spread(values: Tensor, packing: Packing) -> Tensor:
-    """Packed values [T, …] to [B, C, …], −inf where nothing is kept."""
-    cells = packing.where.clamp(min=0).flatten()
-    dense = values.index_select(0, cells).view(*packing.keep.shape, *values.shape[1:])
-    keep = packing.keep.view(*packing.keep.shape, *[1] * (values.dim() - 1))
-    return dense.masked_fill(~keep, -torch.inf)

@@ -1,0 +1,95 @@
+"""What the families that insert share while writing: a canvas, and its hidden rows with the prefix computed once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from insertlm.backbone.attention import (
+    Attention,
+    CachedAttention,
+    FullAttention,
+    PrefixCache,
+    bidirectional_attention,
+)
+from insertlm.decoding.canvas import Canvas
+from insertlm.decoding.engine import Step
+from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.families.base import Family
+from insertlm.packing import Packing
+
+__all__ = ["InsertionWriter", "spread"]
+
+
+class InsertionWriter(ABC):
+    """A model at work on one batch of canvases. With `prefix_lm` the prefix is computed here, once.
+
+    longest: the most tokens of a row
+    """
+
+    def __init__(self, family: Family, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
+        self.family, self.settings, self.longest = family, settings, longest
+        room = longest - min(len(prompt.prefix) + len(prompt.start) + family.framing for prompt in prompts)
+        if settings.parallel == 1:
+            room = min(room, settings.max_steps)
+        specials = family.specials
+        self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
+        self.cache = self._prefix_cache() if family.model.prefix_lm else None
+
+    @property
+    def row(self) -> Tensor:
+        return self.canvas.row
+
+    @property
+    def full(self) -> Tensor:
+        """[B] bool: no room, or no place."""
+        return (self.canvas.length >= self.longest) | ~self.canvas.open.any(1)
+
+    @abstractmethod
+    def step(self, number: int) -> Step: ...
+
+    def select(self, rows: Tensor) -> None:
+        self.canvas = self.canvas.select(rows)
+        if self.cache is not None:
+            self.cache = self.cache.select(rows)
+
+    def write(self, step: Step) -> Tensor:
+        return self.canvas.insert(step.place, step.token)
+
+    def hidden(self) -> tuple[Tensor, Tensor]:
+        """Hidden rows of all but the prefix, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
+        canvas = self.canvas
+        length, prefix, _ = canvas.counts
+        written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]), counts=length - prefix)
+        if self.cache is None:
+            everything = Packing(canvas.used, counts=length)
+            attention = bidirectional_attention(everything, canvas.prefix, self.family.model.prefix_lm)
+            return self._run(everything, attention, written.pack(everything.where)), written.where
+        return self._run(written, CachedAttention(self.cache, written.segments)), written.where
+
+    def _prefix_cache(self) -> PrefixCache | None:
+        canvas = self.canvas
+        if canvas.counts.prefix.min() == 0:
+            return None
+        packing = Packing(canvas.columns < canvas.prefix[:, None], counts=canvas.counts.prefix)
+        record: list[tuple[Tensor, Tensor]] = []
+        self._run(packing, FullAttention(packing.segments, record))
+        room = int(canvas.tokens.shape[1] - canvas.counts.prefix.min())
+        return PrefixCache.of(record, packing.segments, room)
+
+    def _run(self, packing: Packing, attention: Attention, wanted: Tensor | None = None) -> Tensor:
+        tokens, positions = packing.pack(self.canvas.tokens), packing.pack(self.canvas.ranks)
+        with torch.autocast("cuda", torch.bfloat16, enabled=tokens.is_cuda):
+            hidden: Tensor = self.family.backbone(tokens, positions, attention, wanted=wanted)
+        return hidden
+
+
+def spread(values: Tensor, packing: Packing) -> Tensor:
+    """Packed values [T, …] to [B, C, …], −inf where nothing is kept."""
+    cells = packing.where.clamp(min=0).flatten()
+    dense = values.index_select(0, cells).view(*packing.keep.shape, *values.shape[1:])
+    keep = packing.keep.view(*packing.keep.shape, *[1] * (values.dim() - 1))
+    return dense.masked_fill(~keep, -torch.inf)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.noise import hash32, keep_mask, randint, uniform
+from insertlm.noise import column_keys, hash32, keep_mask, randint, uniform
 
 Fits = Callable[[Tensor, Tensor], bool]
 
@@ -148,10 +148,10 @@ def test_randint_takes_a_range_per_row() -> None:
 
 @given(keys, st.integers(1, 40), st.integers(0, 50), st.sampled_from([0.1, 0.5, 0.9]))
 def test_each_row_of_a_mask_stands_alone(run: list[int], width: int, site: int, drop: float) -> None:
-    mask = keep_mask(torch.tensor(run, dtype=torch.int32), width, site, drop)
+    mask = keep_mask(torch.tensor(run, dtype=torch.int32), column_keys(width), site, drop)
     assert mask.shape == (len(run), width)
     for key, row in zip(run, mask, strict=True):
-        alone = keep_mask(torch.tensor([key], dtype=torch.int32), 40, site, drop)
+        alone = keep_mask(torch.tensor([key], dtype=torch.int32), column_keys(40), site, drop)
         assert torch.equal(alone[0, :width], row)
 
 
@@ -159,8 +159,8 @@ def test_each_row_of_a_mask_stands_alone(run: list[int], width: int, site: int, 
 @settings(max_examples=20)
 def test_masks_nest_and_no_dropout_keeps_all(run: list[int], site: int) -> None:
     row = torch.tensor(run, dtype=torch.int32)
-    assert bool(keep_mask(row, 64, site, 0.0).all())
-    assert not bool((keep_mask(row, 64, site, 0.5) & ~keep_mask(row, 64, site, 0.1)).any())
+    assert bool(keep_mask(row, column_keys(64), site, 0.0).all())
+    assert not bool((keep_mask(row, column_keys(64), site, 0.5) & ~keep_mask(row, column_keys(64), site, 0.1)).any())
 
 
 @pytest.fixture(params=["sequential", "hashed"])
@@ -171,7 +171,7 @@ def many_keys(request: pytest.FixtureRequest) -> Tensor:
 
 @pytest.mark.parametrize("drop", [0.1, 0.5])
 def test_rate_of_rows_columns_and_all(fits: Fits, many_keys: Tensor, drop: float) -> None:
-    mask = keep_mask(many_keys, 512, 3, drop)
+    mask = keep_mask(many_keys, column_keys(512), 3, drop)
     assert fits(torch.stack([mask.sum(), (~mask).sum()]), torch.tensor([1 - drop, drop]))
     assert fits((~mask).sum(0), even(512))
     assert fits((~mask).sum(1), even(1024))
@@ -186,7 +186,7 @@ def correlations(left: Tensor, right: Tensor, drop: float) -> Tensor:
 
 @pytest.mark.parametrize("drop", [0.1, 0.5])
 def test_rows_columns_and_sites_do_not_correlate(many_keys: Tensor, drop: float) -> None:
-    mask, other = (keep_mask(many_keys, 768, site, drop) for site in (0, 1))
+    mask, other = (keep_mask(many_keys, column_keys(768), site, drop) for site in (0, 1))
     pairs = [(mask[::2], mask[1::2]), (mask.T[::2], mask.T[1::2]), (mask, other), (mask.T, other.T)]
     for left, right in pairs:
         chance = correlations(left, right, drop)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["hash32", "keep_mask", "randint", "uniform"]
+__all__ = ["column_keys", "hash32", "keep_mask", "randint", "uniform"]
 
 _LOW = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
@@ -43,16 +43,22 @@ def randint(high: Tensor, seed: int, *counters: Tensor | int) -> Tensor:
     return (hash32(seed, *counters) * high) >> 32
 
 
-def keep_mask(keys: Tensor, width: int, site: int, drop: float) -> Tensor:
-    """Which activations dropout keeps. keys: [T] int32, one per row; returns [T, width] bool.
+def column_keys(width: int) -> Tensor:
+    """One odd number per column, for `keep_mask`. [width] int32"""
+    return _int32(_mix(torch.arange(width) + 1)) | 1
 
-    `site` tells the places of use in a network apart.
+
+def keep_mask(keys: Tensor, columns: Tensor, site: int, drop: float) -> Tensor:
+    """Which activations dropout keeps, [T, width] bool. keys: [T] int32, one per row; columns: of `column_keys`.
+
+    `site` tells the places of use in a network apart. Rows are mixed; a cell costs one product, of which the high bits
+    decide.
     """
-    columns = _int32(_mix(torch.arange(width, device=keys.device) + 1))
-    rows = _int32(_mix((keys.long() ^ (site * _GOLDEN)) & _LOW))
-    x = (rows[:, None] ^ columns).mul_(0x2C1B3C6D)
-    x = (x >> 15).bitwise_and_(0x1FFFF).bitwise_xor_(x).mul_(0x297A2D39)
-    return x >= int(drop * 2**32) - 2**31
+    x = keys ^ ((site * _GOLDEN + 2**31) % 2**32 - 2**31)
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x2C1B3C6D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * 0x297A2D39
+    rows = (x ^ ((x >> 16) & 0xFFFF)) | 1
+    return rows[:, None] * columns >= int(drop * 2**32) - 2**31
 
 
 def _int32(x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 import pytest
 import torch
@@ -9,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from insertlm.training.optim import Ema, OptimConfig, build_optimizer
+from insertlm.training.optim import AdamW, Ema, OptimConfig
 
-CPU = torch.device("cpu")
 STEPS = 1000
 
 
@@ -59,44 +60,91 @@ def test_rates_never_leave_their_range_nor_jump(warmup: int, cooldown: float, st
 # --- Optimiser
 
 
+def driven(config: OptimConfig, steps: int, halved: Collection[str] = ()) -> tuple[nn.Module, AdamW]:
+    """A module after some steps with gradients that depend on nothing but the step."""
+    module = small()
+    optimizer = AdamW(module, config, STEPS, halved)
+    for step in range(steps):
+        push(module, step)
+        optimizer.set_step(step)
+        optimizer.step()
+    return module, optimizer
+
+
+def push(module: nn.Module, step: int) -> None:
+    for number, parameter in enumerate(module.parameters()):
+        noise = torch.Generator().manual_seed(100 * step + number)
+        parameter.grad = torch.randn(parameter.shape, generator=noise).to(parameter.dtype)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_steps_are_those_of_torch(clip: float) -> None:
+    config = OptimConfig(learning_rate=0.01, warmup=4, beta1=0.8, beta2=0.95, weight_decay=0.1, clip=clip)
+    found, _ = driven(config, 300)  # more than the rates sent to the device at once
+    expected = small()
+    matrices, vectors = ([p for p in expected.parameters() if (p.dim() >= 2) == two] for two in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, betas=(0.8, 0.95))
+    for step in range(300):
+        push(expected, step)
+        for group in reference.param_groups:
+            group["lr"] = config.rate(step, STEPS)
+        if clip:
+            nn.utils.clip_grad_norm_(expected.parameters(), clip)
+        reference.step()
+    for a, b in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
 def test_only_matrices_decay() -> None:
     module = small()
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    optimizer = build_optimizer(module, OptimConfig(weight_decay=0.5), CPU)
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        group["lr"].fill_(0.1)
-    optimizer.step()
-    assert {name for name, p in module.named_parameters() if torch.equal(p, before[name])} == {
-        "1.bias",
-        "2.weight",
-        "2.bias",
-    }
+    optimizer = AdamW(module, OptimConfig(learning_rate=0.1, warmup=0, weight_decay=0.5), STEPS)
+    optimizer.set_step(0)
+    optimizer.step()  # without any gradient
+    still = {name for name, p in module.named_parameters() if torch.equal(p, before[name])}
+    assert still == {"1.bias", "2.weight", "2.bias"}
     for name in ("0.weight", "1.weight"):
         torch.testing.assert_close(module.get_parameter(name).detach(), before[name] * (1 - 0.1 * 0.5))
 
 
-def test_every_parameter_is_optimised_once_with_the_betas_asked_for() -> None:
-    module = small()
-    optimizer = build_optimizer(module, OptimConfig(beta1=0.8, beta2=0.95), CPU)
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert sorted(map(id, held)) == sorted(map(id, module.parameters()))
-    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
+def test_names_and_shapes_are_those_of_the_parameters() -> None:
+    module, optimizer = driven(OptimConfig(), 1)
+    named = optimizer.named(optimizer.weights)
+    assert {name: p.shape for name, p in module.named_parameters()} == {name: x.shape for name, x in named.items()}
+    assert all(torch.equal(p, named[name]) for name, p in module.named_parameters())
+    assert all(x.abs().sum() > 0 for x in optimizer.moments().values())
 
 
-def test_the_rate_is_read_at_every_step() -> None:
-    module = small()
-    optimizer = build_optimizer(module, OptimConfig(), CPU)
-    before = [p.detach().clone() for p in module.parameters()]
-    for rate in (0.0, 0.01):
-        for parameter in module.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        for group in optimizer.param_groups:
-            group["lr"].fill_(rate)
-        optimizer.step()
-        moved = [not torch.equal(p, old) for p, old in zip(module.parameters(), before, strict=True)]
-        assert moved == [rate > 0] * len(moved)
+def test_halved_parameters_are_rounded_and_learn_in_full_precision() -> None:
+    config = OptimConfig(learning_rate=1e-6, warmup=0, weight_decay=0.0)  # steps too small for bfloat16
+    module, optimizer = driven(config, 50, {"1.weight"})
+    weight, full = module.get_parameter("1.weight"), optimizer.named(optimizer.weights)["1.weight"]
+    assert weight.dtype == torch.bfloat16
+    assert full.dtype == torch.float32
+    assert torch.equal(weight, full.bfloat16())
+    assert bool((full != small().get_parameter("1.weight")).all())
+
+
+def test_other_weights_can_take_their_place_for_a_while() -> None:
+    module, optimizer = driven(OptimConfig(), 2, {"1.weight"})
+    others = [value + 1 for value in optimizer.weights]
+    live = {name: (p.data_ptr(), p.detach().clone()) for name, p in module.named_parameters()}
+
+    def replace(fail: bool) -> None:
+        with optimizer.replaced(others):
+            for name, parameter in module.named_parameters():
+                assert torch.equal(parameter, optimizer.named(others)[name].to(parameter.dtype))
+                assert parameter.data_ptr() == live[name][0]
+            if fail:
+                raise RuntimeError("validation broke")
+
+    replace(fail=False)
+    with pytest.raises(RuntimeError):
+        replace(fail=True)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, live[name][1])
+        assert parameter.requires_grad
 
 
 # --- Average
@@ -106,48 +154,22 @@ def test_the_rate_is_read_at_every_step() -> None:
 @settings(max_examples=40)
 def test_the_average_is_the_published_one(decay: float, every: int, steps: int) -> None:
     """Against a loop over numbers. Between updates nothing moves; an update makes up for the steps it stands for."""
-    module = nn.Linear(1, 1, bias=False).double()
-    parameter = module.weight
-    parameter.data.fill_(3.0)
-    ema = Ema(module, decay, every)
+    weights = torch.tensor([3.0]).double()
+    ema = Ema([weights], decay, every)
     average = 3.0
     for step in range(steps):
-        parameter.data.fill_(float((step * 7) % 11))
+        weights.fill_(float((step * 7) % 11))
         ema.update(step)
         done = step + 1
         if done % every == 0:
             keep = min(decay, (1 + done) / (10 + done)) ** every
-            average = keep * average + (1 - keep) * float(parameter.data)
-        assert float(ema.average["weight"]) == pytest.approx(average, rel=1e-12)
+            average = keep * average + (1 - keep) * float(weights)
+        assert float(ema.average[0]) == pytest.approx(average, rel=1e-12)
 
 
 def test_the_average_starts_at_the_weights_and_is_a_copy() -> None:
-    module = small()
-    ema = Ema(module, 0.9, 1)
-    assert all(torch.equal(ema.average[name], p) for name, p in module.named_parameters())
-    next(module.parameters()).data.add_(1)
-    assert not torch.equal(ema.average["0.weight"], module.get_parameter("0.weight"))
-
-
-def test_applied_puts_the_average_in_place_and_gives_the_weights_back() -> None:
-    module = small()
-    ema = Ema(module, 0.9, 1)
-    for parameter in module.parameters():
-        parameter.data.mul_(2).add_(1)
-    live = {name: (p.data_ptr(), p.detach().clone()) for name, p in module.named_parameters()}
-    average = {name: value.clone() for name, value in ema.average.items()}
-
-    def apply(fail: bool) -> None:
-        with ema.applied():
-            assert all(torch.equal(p, average[name]) for name, p in module.named_parameters())
-            assert all(p.data_ptr() == live[name][0] for name, p in module.named_parameters())
-            if fail:
-                raise RuntimeError("validation broke")
-
-    apply(fail=False)
-    with pytest.raises(RuntimeError):
-        apply(fail=True)
-    for name, parameter in module.named_parameters():
-        assert torch.equal(parameter, live[name][1])
-        assert torch.equal(ema.average[name], average[name])
-        assert parameter.requires_grad
+    weights = [torch.ones(3), torch.zeros(2)]
+    ema = Ema(weights, 0.9, 1)
+    assert all(torch.equal(a, b) for a, b in zip(ema.average, weights, strict=True))
+    weights[0].add_(1)
+    assert ema.average[0].tolist() == [1.0, 1.0, 1.0]

@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.backbone.attention import Attention
-from insertlm.noise import keep_mask
+from insertlm.backbone.fused import layer_norm, linear, rotate
+from insertlm.noise import column_keys, keep_mask
 from insertlm.section import Count, Section, Share
 
 __all__ = ["PRESETS", "ModelConfig", "Transformer"]
@@ -50,21 +50,16 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
 
 def rotations(count: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions 0 … count-1, each [count, 1, 1, rotary/2]."""
+    """Cosines and sines of positions 0 … count-1, each [count, 1, rotary/2]."""
     dims = min(_ROTARY_DIMS, head_dim)
     frequency = _ROTARY_BASE ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
-    angle = (torch.arange(count)[:, None] * frequency)[:, None, None, :]
+    angle = (torch.arange(count)[:, None] * frequency)[:, None, :]
     return angle.cos().float(), angle.sin().float()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first dimensions of each head, the others pass. x: [T, q and k, heads, head_dim]"""
-    half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1).to(x.dtype)
-
-
 class Block(nn.Module):
+    columns: Tensor
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         width = config.width
@@ -75,6 +70,7 @@ class Block(nn.Module):
         self.hidden_norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, config.hidden)
         self.down = nn.Linear(config.hidden, width)
+        self.register_buffer("columns", column_keys(width), persistent=False)
 
     def forward(
         self,
@@ -93,19 +89,20 @@ class Block(nn.Module):
 
     def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """What attention mixes: q, k, v, each [T, heads, head_dim]."""
-        qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.heads, -1)
-        q, k = rotate(qkv[:, :2], *turn).unbind(1)
-        return q, k, qkv[:, 2]
+        normed = layer_norm(x, self.attention_norm.weight, self.attention_norm.bias)
+        return rotate(self.qkv(normed).view(len(x), 3, self.heads, -1), *turn)
 
     def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None) -> Tensor:
         """Everything after attention."""
         x = x + self._dropout(self.out(mixed.flatten(1)), keys, 0)
-        return x + self._dropout(self.down(F.relu(self.up(self.hidden_norm(x)))), keys, 1)
+        normed = layer_norm(x, self.hidden_norm.weight, self.hidden_norm.bias)
+        hidden = linear(normed, self.up.weight, self.up.bias, relu=True)
+        return x + self._dropout(linear(hidden, self.down.weight, self.down.bias), keys, 1)
 
     def _dropout(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
         if keys is None or self.drop == 0.0:
             return x
-        keep = keep_mask(keys, x.shape[-1], 2 * self.layer + site, self.drop)
+        keep = keep_mask(keys, self.columns, 2 * self.layer + site, self.drop)
         return torch.where(keep, x / (1.0 - self.drop), 0.0)
 
 
@@ -137,6 +134,12 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.blocks, start=1):
             x = block(x, turn, attention, keys, wanted if layer == len(self.blocks) else None)
         return x
+
+    def autocast(self) -> torch.autocast:
+        """The precision for writing: bfloat16 on a GPU, else that of the weights."""
+        weight = next(module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear))
+        halved = weight.is_cuda or weight.dtype == torch.bfloat16
+        return torch.autocast(weight.device.type, torch.bfloat16, enabled=halved)
 
     def compile_pieces(self) -> None:
         """Compile what lies between attention calls, once for all blocks and all numbers of rows: for decoding, where

@@ -82,7 +82,7 @@ class InsertionWriter(ABC):
 
     def _run(self, packing: Packing, attention: Attention, wanted: Tensor | None = None) -> Tensor:
         tokens, positions = packing.pack(self.canvas.tokens), packing.pack(self.canvas.ranks)
-        with torch.autocast("cuda", torch.bfloat16, enabled=tokens.is_cuda):
+        with self.family.backbone.autocast():
             hidden: Tensor = self.family.backbone(tokens, positions, attention, wanted=wanted)
         return hidden
 

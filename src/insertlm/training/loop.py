@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import msgspec
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from insertlm.config import Recipe, differences, load_recipe, to_yaml
 from insertlm.decoding.settings import Prompt
@@ -142,7 +141,7 @@ class _Run:
         examples = self.recipe.task.examples("validation")
         prompts = [Prompt(example.prefix, seed) for seed, example in enumerate(examples)]
         self.family.eval()
-        with self.step.ema.applied():
+        with self.step.optimizer.replaced(self.step.ema.average):
             written = [t.ids for t in generate(self.family, prompts, self.recipe.decode, _VALIDATION_BATCH)]
         self.family.train()
         scores = accuracy(examples, written)
@@ -150,12 +149,7 @@ class _Run:
         self.progress.console.print(f"step {self.done}: validation {scores['sequence_accuracy']:.2f} % exact")
 
     def _save(self) -> None:
-        parts: dict[str, Mapping[str, Tensor]] = {
-            "weights": self.step.ema.live,
-            "ema": self.step.ema.average,
-            "optimizer": self.step.optimizer_state(),
-        }
-        checkpoint.save(self.checkpoints, self.done, parts, self.recipe.train.keep)
+        checkpoint.save(self.checkpoints, self.done, self.step.state(), self.recipe.train.keep)
 
     def _resume(self) -> int:
         """Load the newest checkpoint; the number of steps done."""
@@ -163,7 +157,7 @@ class _Run:
         if newest is None:
             return 0
         saved = checkpoint.load(newest)
-        self.step.load(saved.tensors["weights"], saved.tensors["ema"], saved.tensors["optimizer"])
+        self.step.load(saved.tensors)
         return saved.step
 
 

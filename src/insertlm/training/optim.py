@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from insertlm.section import Count, Fraction, Index, NonNegative, Section, Share
 
-__all__ = ["Ema", "OptimConfig", "build_optimizer"]
+__all__ = ["AdamW", "Ema", "OptimConfig"]
+
+_EPSILON = 1e-8
+_AHEAD = 256  # steps whose rates go to the device together
 
 
 class OptimConfig(Section, frozen=True, kw_only=True):
@@ -32,18 +35,138 @@ class OptimConfig(Section, frozen=True, kw_only=True):
         fall = (steps - step) / (self.cooldown * steps) if self.cooldown else 1.0
         return self.learning_rate * min(1.0, rise, fall)
 
+    def scalars(self, step: int, steps: int) -> tuple[float, float, float]:
+        """What AdamW needs of a step: the rate, and how far both moments are on the way from zero."""
+        return self.rate(step, steps), 1.0 - self.beta1 ** (step + 1), 1.0 - self.beta2 ** (step + 1)
 
-def build_optimizer(module: nn.Module, config: OptimConfig, device: torch.device) -> torch.optim.AdamW:
-    """AdamW in one fused kernel; its rate is a tensor, so that a captured graph can see it change."""
-    matrices = [p for p in module.parameters() if p.dim() >= 2]
-    vectors = [p for p in module.parameters() if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    rate = torch.zeros((), device=device)
-    graphs = device.type == "cuda"
-    return torch.optim.AdamW(groups, lr=rate, betas=(config.beta1, config.beta2), fused=True, capturable=graphs)
+
+class AdamW:
+    """AdamW with clipping, over a few long tensors instead of hundreds of parameters.
+
+    Parameters of a kind (precision, decay) share one tensor each for weights, moments and gradients, so a step is a
+    handful of kernels. The weights proper are float32. Parameters named in `halved` become bfloat16: what the network
+    multiplies is a rounded copy, renewed at every step, and no product has to convert its weights first.
+    """
+
+    def __init__(self, module: nn.Module, config: OptimConfig, steps: int, halved: Collection[str] = ()) -> None:
+        kinds: dict[tuple[bool, bool], dict[str, nn.Parameter]] = {}
+        for name, parameter in module.named_parameters():
+            kinds.setdefault((name in halved, parameter.dim() >= 2), {})[name] = parameter
+        self.groups = [
+            _Group(named, config.weight_decay if matrices else 0.0, half) for (half, matrices), named in kinds.items()
+        ]
+        self.config = config
+        self.weights = [group.weights for group in self.groups]
+        device = self.weights[0].device
+        self.steps, self._first = steps, -1
+        self._ahead = torch.zeros(_AHEAD, 3, device=device)
+        self._now = torch.zeros(3, device=device)
+        self._update = torch.compile(_update) if device.type == "cuda" else _update
+
+    def zero_grad(self) -> None:
+        for group in self.groups:
+            for parameter in group.parameters.values():
+                parameter.grad = None
+
+    def set_step(self, step: int) -> None:
+        """`step` counts from 0. What changes with it goes to the device for many steps at once; a captured graph reads
+        the part of the present one."""
+        first = step - step % _AHEAD
+        if first != self._first:
+            self._first = first
+            self._ahead.copy_(torch.tensor([self.config.scalars(first + i, self.steps) for i in range(_AHEAD)]))
+        self._now.copy_(self._ahead[step - first])
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradients = [group.gradient() for group in self.groups]
+        norm = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]).norm()
+        shrink = (self.config.clip / (norm + 1e-6)).clamp(max=1.0) if self.config.clip else torch.ones_like(norm)
+        betas = self.config.beta1, self.config.beta2
+        for group, gradient in zip(self.groups, gradients, strict=True):
+            state = group.weights, group.exp_avg, group.exp_avg_sq, group.copy
+            self._update(*state, gradient, shrink, self._now, betas, group.decay)
+
+    def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Parts of long tensors, one for each group, by the names and in the shapes of the parameters."""
+        return {
+            name: part
+            for group, value in zip(self.groups, values, strict=True)
+            for name, part in group.split(value).items()
+        }
+
+    def moments(self) -> dict[str, Tensor]:
+        """`<name>/exp_avg` and `<name>/exp_avg_sq` of every parameter."""
+        first = self.named([group.exp_avg for group in self.groups])
+        second = self.named([group.exp_avg_sq for group in self.groups])
+        return {f"{name}/exp_avg": x for name, x in first.items()} | {
+            f"{name}/exp_avg_sq": x for name, x in second.items()
+        }
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """The network takes up the weights as they are now."""
+        for group in self.groups:
+            if group.copy is not None:
+                group.copy.copy_(group.weights)
+
+    @contextmanager
+    def replaced(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """The network holds other weights inside this block (in place: captured graphs stay valid)."""
+        saved = [weights.clone() for weights in self.weights]
+        self._overwrite(values)
+        try:
+            yield
+        finally:
+            self._overwrite(saved)
+
+    @torch.no_grad()
+    def _overwrite(self, values: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(self.weights, list(values))
+        self.refresh()
+
+
+class _Group:
+    """Parameters of one kind. All tensors: [N], the parameters one after the other."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], decay: float, halved: bool) -> None:
+        self.parameters, self.decay = parameters, decay
+        self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        self.copy = self.weights.bfloat16() if halved else None
+        live = self.split(self.weights if self.copy is None else self.copy)
+        for name, parameter in parameters.items():
+            parameter.data = live[name]
+
+    def split(self, value: Tensor) -> dict[str, Tensor]:
+        shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
+        parts = torch.split(value, [shape.numel() for shape in shapes.values()])
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+
+    def gradient(self) -> Tensor:
+        parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters.values()]
+        return torch.cat([part.flatten() for part in parts])
+
+
+def _update(
+    weights: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    copy: Tensor | None,
+    gradient: Tensor,
+    shrink: Tensor,
+    now: Tensor,
+    betas: tuple[float, float],
+    decay: float,
+) -> None:
+    rate, correction1, correction2 = now.unbind()
+    gradient = gradient.to(weights.dtype) * shrink
+    exp_avg.lerp_(gradient, 1.0 - betas[0])
+    exp_avg_sq.mul_(betas[1]).addcmul_(gradient, gradient, value=1.0 - betas[1])
+    change = (exp_avg / correction1) / ((exp_avg_sq / correction2).sqrt() + _EPSILON)
+    weights.mul_(1.0 - rate * decay).sub_(rate * change)
+    if copy is not None:
+        copy.copy_(weights)
 
 
 class Ema:
@@ -52,10 +175,9 @@ class Ema:
     The decay warms up as min(decay, (1+k)/(10+k)) at step k, as published.
     """
 
-    def __init__(self, module: nn.Module, decay: float, every: int) -> None:
-        self.decay, self.every = decay, every
-        self.live = dict(module.named_parameters())
-        self.average = {name: parameter.detach().clone() for name, parameter in self.live.items()}
+    def __init__(self, weights: Sequence[Tensor], decay: float, every: int) -> None:
+        self.decay, self.every, self.weights = decay, every, list(weights)
+        self.average = [value.clone() for value in weights]
 
     @torch.no_grad()
     def update(self, step: int, *, last: bool = False) -> None:
@@ -64,22 +186,4 @@ class Ema:
         if done % self.every and not last:
             return
         decay = min(self.decay, (1 + done) / (10 + done)) ** (done % self.every or self.every)
-        torch._foreach_lerp_(self._tensors(self.average), self._tensors(self.live), 1.0 - decay)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The module holds the averaged weights inside this block (in place: captured graphs stay valid)."""
-        saved = [parameter.detach().clone() for parameter in self.live.values()]
-        self._copy(self._tensors(self.average))
-        try:
-            yield
-        finally:
-            self._copy(saved)
-
-    @torch.no_grad()
-    def _copy(self, source: list[Tensor]) -> None:
-        torch._foreach_copy_(self._tensors(self.live), source)
-
-    @staticmethod
-    def _tensors(named: dict[str, nn.Parameter] | dict[str, Tensor]) -> list[Tensor]:
-        return list(named.values())
+        torch._foreach_lerp_(self.average, self.weights, 1.0 - decay)

@@ -7,14 +7,15 @@ than one row in fifty is spare, and the host never waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from insertlm.backbone.fused import ROWS
 from insertlm.families.base import Family, Losses, Noise, Rows
-from insertlm.training.optim import Ema, OptimConfig, build_optimizer
+from insertlm.training.optim import AdamW, Ema, OptimConfig
 from insertlm.training.order import Order
 
 __all__ = ["Batch", "TrainStep", "capacity_for"]
@@ -32,8 +33,8 @@ class Batch(NamedTuple):
 
 
 def capacity_for(visible: int) -> int:
-    """`visible` rounded up by at most a thirty-second of it, in steps of at least 128."""
-    unit = max(128, 1 << max(0, visible.bit_length() - 6))
+    """`visible` rounded up to whole blocks of rows, by at most a thirty-second of it or one block."""
+    unit = max(ROWS, 1 << max(0, visible.bit_length() - 6))
     return -(-visible // unit) * unit
 
 
@@ -54,9 +55,12 @@ class TrainStep:
     ) -> None:
         self.family, self.device = family, device
         self.halved = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
-        self.optim, self.steps, self.order = optim, steps, order
-        self.optimizer = build_optimizer(self.family, optim, device)
-        self.ema = Ema(self.family, optim.ema, optim.ema_every)
+        self.steps, self.order = steps, order
+        halved = (
+            {f"backbone.blocks.{name}" for name in _linear_parameters(family.backbone.blocks)} if self.halved else ()
+        )
+        self.optimizer = AdamW(family, optim, steps, halved)
+        self.ema = Ema(self.optimizer.weights, optim.ema, optim.ema_every)
         self.host_rows, self.rows = rows, rows.to(device)
         self.sums: dict[str, Tensor] = {}
         self._block: tuple[int, list[Batch]] = (-1, [])
@@ -65,7 +69,7 @@ class TrainStep:
 
     def __call__(self, step: int) -> Batch:
         batch = self._batch(step)
-        self._set_rate(self.optim.rate(step, self.steps))
+        self.optimizer.set_step(step)
         if self._graphs is None:
             self._optimise(batch.example, batch.epoch, None)
         else:
@@ -80,26 +84,22 @@ class TrainStep:
             total.zero_()
         return values
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """The moments and step counts of AdamW by parameter name, `<name>/<quantity>`."""
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """All that a run is, beside the number of steps done: named tensors, which are written as they are."""
+        named = self.optimizer.named
         return {
-            f"{name}/{key}": value
-            for name, parameter in self.family.named_parameters()
-            for key, value in self.optimizer.state[parameter].items()
+            "weights": named(self.optimizer.weights),
+            "ema": named(self.ema.average),
+            "optimizer": self.optimizer.moments(),
         }
 
     @torch.no_grad()
-    def load(self, weights: dict[str, Tensor], ema: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
+    def load(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take up a saved state."""
-        for name, parameter in self.family.named_parameters():
-            parameter.copy_(weights[name])
-            self.ema.average[name].copy_(ema[name])
-            state = {key: optimizer[f"{name}/{key}"].to(self.device) for key in ("step", "exp_avg", "exp_avg_sq")}
-            self.optimizer.state[parameter] = state
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"].fill_(rate)
+        for part, tensors in self.state().items():
+            for name, tensor in tensors.items():
+                tensor.copy_(saved[part][name])
+        self.optimizer.refresh()
 
     def _batch(self, step: int) -> Batch:
         """From a block of steps drawn together: one transfer to the device serves them all."""
@@ -119,31 +119,36 @@ class TrainStep:
             return self.family.losses(self.rows.select(example), noise, capacity)
 
     def _compile(self) -> Callable[[Tensor, Tensor, int | None], Losses]:
-        """Compiled once for every capacity: it enters as the size of an empty tensor, marked dynamic."""
+        """Compiled once for every capacity: it enters, in blocks, as the size of an empty tensor, marked dynamic."""
 
         def with_room(example: Tensor, epoch: Tensor, room: Tensor) -> Losses:
-            return self._eager_losses(example, epoch, room.shape[0])
+            return self._eager_losses(example, epoch, room.shape[0] * ROWS)
 
         fast = torch.compile(with_room, dynamic=False)
 
         def losses(example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
             if capacity is None:
                 return self._eager_losses(example, epoch, None)
-            room = torch.empty(capacity, 0, device=self.device)
+            room = torch.empty(capacity // ROWS, 0, device=self.device)
             torch._dynamo.mark_dynamic(room, 0)
             return fast(example, epoch, room)
 
         return losses
 
     def _optimise(self, example: Tensor, epoch: Tensor, capacity: int | None) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         losses = self._losses(example, epoch, capacity)
         losses.total.backward()  # type: ignore[no-untyped-call]
-        if self.optim.clip:
-            nn.utils.clip_grad_norm_(self.family.parameters(), self.optim.clip, foreach=True)
         self.optimizer.step()
         for name, value in {"loss": losses.total.detach(), **losses.parts}.items():
             self.sums.setdefault(name, torch.zeros_like(value)).add_(value)
+
+
+def _linear_parameters(module: nn.Module) -> Iterator[str]:
+    """Names of the parameters of linear layers: those that products use."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear):
+            yield from (f"{name}.{part}" for part, _ in layer.named_parameters())
 
 
 class _Graphs:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.backbone.fused import ROWS, layer_norm, linear, rotate
+from insertlm.backbone.fused import ROWS, layer_norm, linear
 
 rows = st.integers(1, 9)
 seeds = st.integers(0, 2**31)
@@ -44,15 +44,6 @@ def plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[1:], weight, bias, 1e-5)
 
 
-def turned(qkv: Tensor, angle: Tensor) -> Tensor:
-    """Complex numbers say it best."""
-    half = angle.shape[-1]
-    pairs = torch.complex(qkv[:, :2, :, :half], qkv[:, :2, :, half : 2 * half])
-    pairs = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, None]
-    qk = torch.cat([pairs.real, pairs.imag, qkv[:, :2, :, 2 * half :]], -1)
-    return torch.cat([qk, qkv[:, 2:]], 1)
-
-
 @given(rows, seeds)
 @settings(max_examples=20)
 def test_layer_norm(count: int, seed: int) -> None:
@@ -66,15 +57,6 @@ def test_linear(count: int, seed: int, relu: bool) -> None:
     *inputs, upstream = drawn(seed, (count, 3), (5, 3), (5,), (count, 5))
     expected = relu_linear if relu else F.linear
     assert_same(lambda *xs: linear(*xs, relu=relu), expected, inputs, upstream)
-
-
-@given(rows, seeds, st.sampled_from([4, 6]))
-@settings(max_examples=20)
-def test_rotate(count: int, seed: int, width: int) -> None:
-    """Also with dimensions beyond those that turn."""
-    qkv, angle, upstream = drawn(seed, (count, 3, 2, width), (count, 2), (count, 3, 2, width))
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-    assert_same(lambda x: torch.stack(rotate(x, cos, sin), 1), lambda x: turned(x, angle), [qkv], upstream)
 
 
 def test_linear_follows_autocast() -> None:

@@ -1,7 +1,7 @@
 """Operations of a block with gradients written out, where the compiler's own would pass over memory more often.
 
 - Gradients of biases and norms are sums over all rows. Summed in blocks of rows first, they take a third of the time.
-- ReLU joins the product before it, and the gradient of the rotation writes q, k and v into one buffer at once.
+- ReLU joins the product before it.
 On a CPU, and for any number of rows, values and gradients are those of the plain formulas.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["ROWS", "layer_norm", "linear", "rotate"]
+__all__ = ["ROWS", "layer_norm", "linear"]
 
 ROWS = 128  # of a block; buffers of a fixed capacity hold whole blocks
 _EPSILON = 1e-5
@@ -32,15 +32,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Te
         x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     out: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return out
-
-
-def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v with the first dimensions of every head of q and k turned, the others as they were.
-
-    qkv: [T, 3, heads, head_dim]   cos, sin: [T, 1, rotary/2]; each result [T, heads, head_dim]
-    """
-    q, k, v = _Rotate.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]
-    return q, k, v
 
 
 def _column_sums(x: Tensor) -> Tensor:
@@ -97,23 +88,3 @@ def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @_linear_relu.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
-
-
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
-        q, k, v = qkv.unbind(1)
-        return _turn(q, cos, sin), _turn(k, cos, sin), v.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return torch.stack([_turn(q, cos, -sin), _turn(k, cos, -sin), v], 1), None, None
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1).to(x.dtype)

@@ -61,7 +61,9 @@ class AdamW:
         self.steps, self._first = steps, -1
         self._ahead = torch.zeros(_AHEAD, 3, device=device)
         self._now = torch.zeros(3, device=device)
-        self._update = torch.compile(_update) if device.type == "cuda" else _update
+        fast = device.type == "cuda"
+        self._update = torch.compile(_update) if fast else _update
+        self._square = torch.compile(_square) if fast else _square
 
     def zero_grad(self) -> None:
         for group in self.groups:
@@ -80,7 +82,7 @@ class AdamW:
     @torch.no_grad()
     def step(self) -> None:
         gradients = [group.gradient() for group in self.groups]
-        norm = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]).norm()
+        norm = torch.stack([self._square(gradient) for gradient in gradients]).sum().sqrt()
         shrink = (self.config.clip / (norm + 1e-6)).clamp(max=1.0) if self.config.clip else torch.ones_like(norm)
         betas = self.config.beta1, self.config.beta2
         for group, gradient in zip(self.groups, gradients, strict=True):
@@ -146,6 +148,10 @@ class _Group:
     def gradient(self) -> Tensor:
         parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters.values()]
         return torch.cat([part.flatten() for part in parts])
+
+
+def _square(gradient: Tensor) -> Tensor:
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square().sum()
 
 
 def _update(

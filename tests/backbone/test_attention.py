@@ -52,6 +52,19 @@ def prefix_mask(pairs: Sizes) -> Tensor:
     return (segment[:, None] == segment) & (~inside[:, None] | inside)
 
 
+def causal_mask(lengths: list[int]) -> Tensor:
+    """[T, T]: the same segment, and not behind."""
+    segment = owners(lengths)
+    return (segment[:, None] == segment).tril()
+
+
+def rows_to_come(prefixes: list[int], steps: int) -> tuple[Tensor, Tensor]:
+    """Of packed sequences of a prefix and `steps` rows: all prefix rows, and the first row behind each prefix, [S]."""
+    behind = (torch.tensor(prefixes) + steps).cumsum(0) - steps
+    parts = [torch.arange(end - prefix, end) for end, prefix in zip(behind.tolist(), prefixes, strict=True)]
+    return torch.cat(parts), behind
+
+
 def value_and_gradients(output: Tensor, inputs: QKV) -> list[Tensor]:
     """The output, and gradients of a sum in which every entry has another weight."""
     weight = torch.linspace(-1, 2, output.numel(), dtype=torch.float64).view_as(output).to(output)
@@ -73,6 +86,15 @@ def test_rows_see_their_segment(softmax_attention: Softmax, pairs: Sizes, seed: 
     segment = owners(lengths)
     expected = softmax_attention(*x, segment[:, None] == segment)
     found = FullAttention(segments_of(lengths))(0, *x)
+    assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
+
+
+@given(sizes, seeds)
+def test_causal_rows_see_nothing_behind_them(softmax_attention: Softmax, pairs: Sizes, seed: int) -> None:
+    lengths = [a + b for a, b in pairs]
+    x = qkv(sum(lengths), seed)
+    expected = softmax_attention(*x, causal_mask(lengths))
+    found = FullAttention(segments_of(lengths), causal=True)(0, *x)
     assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
 
 
@@ -113,6 +135,35 @@ def test_cached_rows_see_what_they_would_have_seen(pairs: Sizes, seed: int, data
             assert_same([found], [prefix(layer, q, k, v)[current]])
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 4), seeds, st.data())
+def test_rows_kept_one_by_one_are_causal_attention(
+    prefixes: list[int], steps: int, seed: int, data: st.DataObject
+) -> None:
+    """Two layers; every step adds a row to each sequence still there, and some leave."""
+    lengths = [prefix + steps for prefix in prefixes]
+    layers = [qkv(sum(lengths), seed + layer) for layer in (0, 1)]
+    expected = [FullAttention(segments_of(lengths), causal=True)(layer, *x) for layer, x in enumerate(layers)]
+    start, behind = rows_to_come(prefixes, steps)
+    cache = PrefixCache.of([(k[start], v[start]) for _, k, v in layers], segments_of(prefixes), room=steps)
+    here = torch.arange(len(prefixes))
+    for step in range(steps):
+        current = behind[here] + step
+        attention = CachedAttention(cache, segments_of([1] * len(here)))
+        for layer, (q, k, v) in enumerate(layers):
+            assert_same([attention(layer, q[current], k[current], v[current])], [expected[layer][current]])
+        stay = torch.tensor(sorted(data.draw(st.sets(st.sampled_from(range(len(here))), min_size=1))))
+        here, cache = here[stay], attention.kept.select(stay)
+
+
+def test_current_rows_do_not_stay_unless_kept() -> None:
+    _, k, v = qkv(4, 0)
+    cache = PrefixCache.of([(k, v)], segments_of([2, 2]), room=1)
+    here, there = ([x.detach() for x in qkv(2, seed)] for seed in (1, 2))
+    first = CachedAttention(cache, segments_of([1, 1]))(0, *here)
+    CachedAttention(cache, segments_of([1, 1]))(0, *there)
+    assert torch.equal(CachedAttention(cache, segments_of([1, 1]))(0, *here), first)
+
+
 def test_a_recorder_keeps_keys_and_values_of_every_layer() -> None:
     record: list[tuple[Tensor, Tensor]] = []
     attention: Attention = FullAttention(segments_of([2, 3]), record)
@@ -124,18 +175,19 @@ def test_a_recorder_keeps_keys_and_values_of_every_layer() -> None:
         assert torch.equal(v, expected_v)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spare", [0, 1, 5, 17])
-def test_a_spare_tail_changes_nothing_and_stays_finite(spare: int) -> None:
+def test_a_spare_tail_changes_nothing_and_stays_finite(spare: int, causal: bool) -> None:
     keep = torch.tensor([[True, True, False, True], [True, False, False, False], [False, True, True, True]])
     tight, roomy = Packing(keep), Packing(keep, 7 + spare)
     x = qkv(7 + spare, 3)
     head = [part[:7].detach().requires_grad_() for part in x]
-    found = FullAttention(roomy.segments)(0, *x)
+    found = FullAttention(roomy.segments, causal=causal)(0, *x)
+    expected = FullAttention(tight.segments, causal=causal)(0, *head)
     assert bool(found.isfinite().all())
-    assert_same([found[:7]], [FullAttention(tight.segments)(0, *head)])
+    assert_same([found[:7]], [expected])
     gradients = torch.autograd.grad(found[:7].square().sum(), x)
-    expected = torch.autograd.grad(FullAttention(tight.segments)(0, *head).square().sum(), head)
-    assert_same([gradient[:7] for gradient in gradients], list(expected))
+    assert_same([gradient[:7] for gradient in gradients], torch.autograd.grad(expected.square().sum(), head))
     assert all(bool((gradient[7:] == 0).all()) for gradient in gradients)
 
 
@@ -155,14 +207,14 @@ def attention_of(kind: str, pairs: Sizes) -> tuple[Attention, int, int]:
         return prefix_attention(pairs, "cuda"), real, real
     width = max(map(sum, pairs))
     keep = torch.arange(width) < torch.tensor([a + b for a, b in pairs])[:, None]
-    capacity = real + 300 if kind == "tail" else None
+    capacity = real + 300 if kind.endswith("tail") else None
     packing = Packing(keep.cuda(), capacity)
-    return FullAttention(packing.segments), real, packing.total
+    return FullAttention(packing.segments, causal=kind.startswith("causal")), real, packing.total
 
 
 @cuda
 @pytest.mark.parametrize("dim", [32, 64])
-@pytest.mark.parametrize("kind", ["full", "tail", "prefix"])
+@pytest.mark.parametrize("kind", ["full", "tail", "prefix", "causal", "causal tail"])
 @pytest.mark.parametrize("pairs", CASES, ids=["one", "four", "long"])
 def test_the_kernel_is_sdpa_to_the_precision_of_bfloat16(pairs: Sizes, kind: str, dim: int) -> None:
     """Same rounded inputs: bfloat16 takes the kernel, float32 takes SDPA."""
@@ -192,3 +244,19 @@ def test_the_cached_kernel_is_the_prefix_one() -> None:
         attention = CachedAttention(some, segments_of([pairs[s][1] for s in kept], "cuda"))
         found = attention(0, q[current], k[current], v[current])
         torch.testing.assert_close(found.float(), expected[current].float(), rtol=2e-2, atol=2e-2)
+
+
+@cuda
+def test_kept_rows_are_the_causal_kernel() -> None:
+    prefixes, steps = [3, 1, 7, 64, 128], 5
+    lengths = [prefix + steps for prefix in prefixes]
+    q, k, v = (x.detach().cuda() for x in qkv(sum(lengths), 0, dim=64, dtype=torch.bfloat16))
+    expected = FullAttention(segments_of(lengths, "cuda"), causal=True)(0, q, k, v)
+    start, behind = (rows.cuda() for rows in rows_to_come(prefixes, steps))
+    cache = PrefixCache.of([(k[start], v[start])], segments_of(prefixes, "cuda"), room=steps)
+    for step in range(steps):
+        current = behind + step
+        attention = CachedAttention(cache, segments_of([1] * len(prefixes), "cuda"))
+        found = attention(0, q[current], k[current], v[current])
+        torch.testing.assert_close(found.float(), expected[current].float(), rtol=2e-2, atol=2e-2)
+        cache = attention.kept

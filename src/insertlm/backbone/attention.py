@@ -36,22 +36,27 @@ class Attention(Protocol):
         ...
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments) -> Tensor:
-    """Every query row of segment s attends to every key row of segment s. q: [Tq, H, D], k and v: [Tk, H, D]."""
+def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments, causal: bool = False) -> Tensor:
+    """Every query row of segment s attends to every key row of segment s; if causal, for which queries and keys must be
+    the same rows, to none behind itself. q: [Tq, H, D], k and v: [Tk, H, D]."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         from torch.nn.attention.varlen import varlen_attn
 
-        out = varlen_attn(q, k, v, queries.cu, keys.cu, queries.longest, keys.longest)
+        window = (-1, 0 if causal else -1)  # how many keys to the left and to the right; -1 = all
+        out = varlen_attn(q, k, v, queries.cu, keys.cu, queries.longest, keys.longest, window_size=window)
         assert isinstance(out, Tensor)
         return out
+    if causal:  # padding lies behind all rows, so none of them sees it
+        return _attend_dense(q, _pad(k, keys), _pad(v, keys), queries, None)
     visible = keys.valid.clone()
     visible[:, 0] = True  # an empty segment must not give NaN, not even in cells that nobody reads
     return _attend_dense(q, _pad(k, keys), _pad(v, keys), queries, visible[:, None, None, :])
 
 
-def _attend_dense(q: Tensor, k: Tensor, v: Tensor, queries: Segments, mask: Tensor) -> Tensor:
-    """k, v: [S, H, Lk, D]; mask: broadcastable to [S, H, Lq, Lk]. Packed queries in, packed rows out."""
-    out = F.scaled_dot_product_attention(_pad(q, queries), k, v, attn_mask=mask)
+def _attend_dense(q: Tensor, k: Tensor, v: Tensor, queries: Segments, mask: Tensor | None) -> Tensor:
+    """k, v: [S, H, Lk, D]; mask: broadcastable to [S, H, Lq, Lk], None for causal. Packed queries in, packed rows
+    out."""
+    out = F.scaled_dot_product_attention(_pad(q, queries), k, v, attn_mask=mask, is_causal=mask is None)
     rows = out.transpose(1, 2).flatten(0, 1)
     return rows if len(rows) == len(q) else rows.index_select(0, queries.cells)
 
@@ -67,15 +72,17 @@ def _pad(x: Tensor, segments: Segments, room: int = 0) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class FullAttention:
-    """Every row sees its whole segment. `record`, if given, receives each layer's (k, v) for `CachedAttention`."""
+    """Every row sees its whole segment; if causal, only what is not behind itself. `record`, if given, receives each
+    layer's (k, v) for `CachedAttention`."""
 
     segments: Segments
     record: list[tuple[Tensor, Tensor]] | None = None
+    causal: bool = False
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.record is not None:
             self.record.append((k, v))
-        return attend(q, k, v, self.segments, self.segments)
+        return attend(q, k, v, self.segments, self.segments, self.causal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,31 +116,33 @@ def bidirectional_attention(packing: Packing, prefix: Tensor, prefix_lm: bool) -
 
 @dataclass(frozen=True, eq=False)
 class PrefixCache:
-    """Keys and values of prefix rows computed earlier, none of whose segments is empty.
+    """Keys and values of rows computed earlier, at least one in every sequence.
 
-    layers: per layer (k, v), each [S, H, longest + room, D]: the padded prefix, then room for current rows
+    layers: per layer (k, v), each [S, H, used + room, D]: the cached rows, then room for current ones
+    valid: [S, used] bool, which of the used cells hold a row: sequences are padded to the longest
     """
 
     layers: list[tuple[Tensor, Tensor]]
-    segments: Segments
+    valid: Tensor
 
     @classmethod
     def of(cls, record: list[tuple[Tensor, Tensor]], segments: Segments, room: int) -> PrefixCache:
-        """record: what `FullAttention` recorded of the prefix rows; room: the most current rows a sequence will have"""
-        return cls([(_pad(k, segments, room), _pad(v, segments, room)) for k, v in record], segments)
+        """record: what `FullAttention` recorded of the prefix rows; room: the most other rows a sequence will have"""
+        return cls([(_pad(k, segments, room), _pad(v, segments, room)) for k, v in record], segments.valid)
 
     def select(self, chosen: Tensor) -> PrefixCache:
         """Only these sequences; chosen: [S'] indices"""
         layers = [(k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.layers]
-        return PrefixCache(layers, self.segments.select(chosen))
+        return PrefixCache(layers, self.valid.index_select(0, chosen))
 
 
 @dataclass(frozen=True, eq=False)
 class CachedAttention:
-    """The current rows attend to themselves and to their sequence's cached prefix.
+    """The current rows attend to themselves and to their sequence's cached rows.
 
     They are few, and mostly equally many in every sequence, so this is dense on every device: the varlen kernel would
-    spend a tile of 128 queries on each handful. Current keys are written behind the cached ones; no prefix is moved.
+    spend a tile of 128 queries on each handful. Current keys are written behind the cached ones; no cached row is
+    moved. The next current rows overwrite them, unless the next cache is `kept`.
     """
 
     cache: PrefixCache
@@ -141,12 +150,13 @@ class CachedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layers[layer]
-        first, last = self.cache.segments.longest, self.cache.segments.longest + self.segments.longest
+        first, last = self.cache.valid.shape[1], self.kept.valid.shape[1]
         keys[:, :, first:last] = _pad(k, self.segments)
         values[:, :, first:last] = _pad(v, self.segments)
-        return _attend_dense(q, keys[:, :, :last], values[:, :, :last], self.segments, self._mask)
+        mask = self.kept.valid[:, None, None, :]
+        return _attend_dense(q, keys[:, :, :last], values[:, :, :last], self.segments, mask)
 
     @cached_property
-    def _mask(self) -> Tensor:
-        """[S, 1, 1, keys]"""
-        return torch.cat([self.cache.segments.valid, self.segments.valid], 1)[:, None, None, :]
+    def kept(self) -> PrefixCache:
+        """The cache with the current rows among the cached ones, as soon as all layers have been called."""
+        return PrefixCache(self.cache.layers, torch.cat([self.cache.valid, self.segments.valid], 1))

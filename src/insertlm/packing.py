@@ -23,10 +23,12 @@ class Segments:
     """Which packed rows attend to each other.
 
     cu: [S+1] int32, where each segment starts, and the end of the last   longest: no segment has more rows
+    total: all rows, if the host knows it: then it need not ask the device
     """
 
     cu: Tensor
     longest: int
+    total: int | None = None
 
     @property
     def lengths(self) -> Tensor:
@@ -47,7 +49,7 @@ class Segments:
     @cached_property
     def cells(self) -> Tensor:
         """[T]: the cell of each packed row in a dense [S, longest] matrix, flattened."""
-        count = int(self.cu[-1])
+        count = int(self.cu[-1]) if self.total is None else self.total
         segment = torch.repeat_interleave(
             torch.arange(len(self.cu) - 1, device=self.cu.device), self.lengths, output_size=count
         )
@@ -87,7 +89,7 @@ class Packing:
             pieces = -(-capacity // longest)
             tail = ends[-1] + longest * torch.arange(1, pieces + 1, device=keep.device)
             cu = torch.cat([cu, tail.clamp(max=capacity)])
-        self.segments = Segments(cu.int(), longest)
+        self.segments = Segments(cu.int(), longest, self.total)
 
     def pack(self, matrix: Tensor, fill: int = 0) -> Tensor:
         """The kept cells of a [B, C] matrix as [total]; the tail is `fill`."""

@@ -39,7 +39,7 @@ class Attention(Protocol):
 def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments, causal: bool = False) -> Tensor:
     """Every query row of segment s attends to every key row of segment s; if causal, for which queries and keys must be
     the same rows, to none behind itself. q: [Tq, H, D], k and v: [Tk, H, D]."""
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+    if _has_kernel(q):
         from torch.nn.attention.varlen import varlen_attn
 
         window = (-1, 0 if causal else -1)  # how many keys to the left and to the right; -1 = all
@@ -53,21 +53,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments, c
     return _attend_dense(q, _pad(k, keys), _pad(v, keys), queries, visible[:, None, None, :])
 
 
+def _has_kernel(q: Tensor) -> bool:
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
+
+
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, queries: Segments, mask: Tensor | None) -> Tensor:
-    """k, v: [S, H, Lk, D]; mask: broadcastable to [S, H, Lq, Lk], None for causal. Packed queries in, packed rows
+    """k, v: [S, Lk, H, D]; mask: broadcastable to [S, H, Lq, Lk], None for causal. Packed queries in, packed rows
     out."""
-    out = F.scaled_dot_product_attention(_pad(q, queries), k, v, attn_mask=mask, is_causal=mask is None)
+    count = len(q)
+    q, k, v = (x.transpose(1, 2) for x in (_pad(q, queries), k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
     rows = out.transpose(1, 2).flatten(0, 1)
-    return rows if len(rows) == len(q) else rows.index_select(0, queries.cells)
+    return rows if len(rows) == count else rows.index_select(0, queries.cells)
 
 
-def _pad(x: Tensor, segments: Segments, room: int = 0) -> Tensor:
-    """[T, H, D] to [S, H, longest + room, D], zeros where no row is."""
+def _pad(x: Tensor, segments: Segments) -> Tensor:
+    """[T, H, D] to [S, longest, H, D], zeros where no row is."""
     count, longest = len(segments.cu) - 1, segments.longest
     if len(x) < count * longest:  # else all segments are equally long, and this is a view
         x = x.new_zeros(count * longest, *x.shape[1:]).index_copy(0, segments.cells, x)
-    dense = x.view(count, longest, *x.shape[1:]).transpose(1, 2)
-    return F.pad(dense, (0, 0, 0, room)) if room else dense
+    return x.reshape(count, longest, *x.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,31 +123,32 @@ def bidirectional_attention(packing: Packing, prefix: Tensor, prefix_lm: bool) -
 class PrefixCache:
     """Keys and values of rows computed earlier, at least one in every sequence.
 
-    layers: per layer (k, v), each [S, H, used + room, D]: the cached rows, then room for current ones
-    valid: [S, used] bool, which of the used cells hold a row: sequences are padded to the longest
+    layers: per layer (k, v), each [S, C, H, D]: a sequence's cached rows, then room for current ones
+    length: [S] int32, cached rows   longest: no sequence has more
     """
 
     layers: list[tuple[Tensor, Tensor]]
-    valid: Tensor
+    length: Tensor
+    longest: int
 
     @classmethod
     def of(cls, record: list[tuple[Tensor, Tensor]], segments: Segments, room: int) -> PrefixCache:
         """record: what `FullAttention` recorded of the prefix rows; room: the most other rows a sequence will have"""
-        return cls([(_pad(k, segments, room), _pad(v, segments, room)) for k, v in record], segments.valid)
+        layers = [tuple(F.pad(_pad(x, segments), (0, 0, 0, 0, 0, room)) for x in kv) for kv in record]
+        return cls([(k, v) for k, v in layers], segments.lengths, segments.longest)
 
     def select(self, chosen: Tensor) -> PrefixCache:
         """Only these sequences; chosen: [S'] indices"""
         layers = [(k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.layers]
-        return PrefixCache(layers, self.valid.index_select(0, chosen))
+        return PrefixCache(layers, self.length.index_select(0, chosen), self.longest)
 
 
 @dataclass(frozen=True, eq=False)
 class CachedAttention:
     """The current rows attend to themselves and to their sequence's cached rows.
 
-    They are few, and mostly equally many in every sequence, so this is dense on every device: the varlen kernel would
-    spend a tile of 128 queries on each handful. Current keys are written behind the cached ones; no cached row is
-    moved. The next current rows overwrite them, unless the next cache is `kept`.
+    Current keys are written right behind the cached ones of their sequence; no cached row is moved. The next current
+    rows overwrite them, unless the next cache is `kept`.
     """
 
     cache: PrefixCache
@@ -150,13 +156,34 @@ class CachedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layers[layer]
-        first, last = self.cache.valid.shape[1], self.kept.valid.shape[1]
-        keys[:, :, first:last] = _pad(k, self.segments)
-        values[:, :, first:last] = _pad(v, self.segments)
-        mask = self.kept.valid[:, None, None, :]
-        return _attend_dense(q, keys[:, :, :last], values[:, :, :last], self.segments, mask)
+        for cells, rows in ((keys, k), (values, v)):
+            cells.view(-1, *rows.shape[1:]).index_copy_(0, self._places, rows)
+        if _has_kernel(q):
+            # What varlen_attn calls; torch 2.11's does not hand on how many keys of each sequence are in use.
+            used = self.kept.length
+            starts = keys.shape[1] * torch.arange(len(used) + 1, dtype=torch.int32, device=q.device)
+            sizes = self.segments.longest, self.kept.longest
+            flash = torch.ops.aten._flash_attention_forward
+            kv = keys.flatten(0, 1), values.flatten(0, 1)
+            out = flash(q, *kv, self.segments.cu, starts, *sizes, 0.0, False, False, seqused_k=used)[0]
+            assert isinstance(out, Tensor)
+            return out
+        return _attend_dense(q, keys[:, : self.kept.longest], values[:, : self.kept.longest], self.segments, self._mask)
 
     @cached_property
     def kept(self) -> PrefixCache:
         """The cache with the current rows among the cached ones, as soon as all layers have been called."""
-        return PrefixCache(self.cache.layers, torch.cat([self.cache.valid, self.segments.valid], 1))
+        length = self.cache.length + self.segments.lengths
+        return PrefixCache(self.cache.layers, length, self.cache.longest + self.segments.longest)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """[T]: where in the cache, its sequences laid end to end, each current row goes."""
+        sequence, offset = self.segments.cells // self.segments.longest, self.segments.cells % self.segments.longest
+        return sequence * self.cache.layers[0][0].shape[1] + self.cache.length[sequence] + offset
+
+    @cached_property
+    def _mask(self) -> Tensor:
+        """[S, 1, 1, keys]"""
+        columns = torch.arange(self.kept.longest, device=self.kept.length.device)
+        return (columns < self.kept.length[:, None])[:, None, None, :]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -30,8 +31,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Te
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
-    out: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
-    return out
+    if not torch.is_grad_enabled():
+        out = F.linear(x, weight, bias)
+        return out.relu_() if relu else out
+    learning: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
+    return learning
 
 
 def _column_sums(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Packing", "Segments"]
+__all__ = ["Packing", "Segments", "most_spare"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +62,18 @@ class Segments:
         return torch.arange(self.longest, device=self.cu.device) < self.lengths[:, None]
 
 
+def most_spare(capacity: int) -> int:
+    """Rows of a buffer that may stay empty."""
+    return max(128, capacity // 32)
+
+
 class Packing:
     """Where the kept cells of a [B, C] matrix go.
 
     With `capacity`, the buffer has that many rows whatever is kept, so that shapes stay static for compilation and CUDA
-    graphs, and nothing is asked of the device. The spare tail is cut into segments of at most C rows: one longer than
-    `Segments.longest` would make the attention kernel leave rows unwritten.
+    graphs, and nothing is asked of the device. It must hold all kept cells, and have no more than `most_spare` rows
+    beside them. This tail is cut into segments of at most C rows: one longer than `Segments.longest` would make the
+    attention kernel leave rows unwritten, and many empty ones would slow it down.
 
     With `counts`, the number of kept cells of each row as the host knows them, nothing is asked of the device either.
 
@@ -86,9 +92,9 @@ class Packing:
             self.total, longest = int(counts.sum()), int(counts.max())
         else:
             self.total, longest = capacity, keep.shape[1]
-            pieces = -(-capacity // longest)
-            tail = ends[-1] + longest * torch.arange(1, pieces + 1, device=keep.device)
-            cu = torch.cat([cu, tail.clamp(max=capacity)])
+            pieces = -(-most_spare(capacity) // longest)
+            tail = ends[-1] + longest * torch.arange(1, pieces, device=keep.device)
+            cu = torch.cat([cu, tail.clamp(max=capacity), cu.new_full((1,), capacity)])
         self.segments = Segments(cu.int(), longest, self.total)
 
     def pack(self, matrix: Tensor, fill: int = 0) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.backbone.fused import ROWS, layer_norm, linear
+from insertlm.backbone.fused import ROWS, layer_norm, linear, rotate
 
 rows = st.integers(1, 9)
 seeds = st.integers(0, 2**31)
@@ -67,11 +68,53 @@ def test_linear_follows_autocast() -> None:
     assert linear(x, weight, bias).dtype == torch.float32
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def turned(qkv: Tensor, angle: Tensor) -> Tensor:
+    """Complex numbers say it best."""
+    half = angle.shape[-1]
+    pairs = torch.complex(qkv[:, :2, :, :half], qkv[:, :2, :, half : 2 * half])
+    pairs = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, None]
+    qk = torch.cat([pairs.real, pairs.imag, qkv[:, :2, :, 2 * half :]], -1)
+    return torch.cat([qk, qkv[:, 2:]], 1)
+
+
+def assert_rotates(qkv: Tensor, angle: Tensor, upstream: Tensor) -> None:
+    positions = torch.arange(len(qkv), device=qkv.device) * 7 % len(angle)
+    found = partial(rotate, cos=angle.cos(), sin=angle.sin(), positions=positions)
+    assert_same(lambda x: torch.stack(found(x), 1), lambda x: turned(x, angle[positions]), [qkv], upstream)
+
+
+@given(rows, seeds, st.sampled_from([4, 6]))
+@settings(max_examples=20)
+def test_rotate(count: int, seed: int, width: int) -> None:
+    """Also with dimensions beyond those that turn."""
+    assert_rotates(*drawn(seed, (count, 3, 2, width), (20, 2), (count, 3, 2, width)))
+
+
+# --- On a GPU the kernels say the same
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a CUDA device")
+
+
+@cuda
 @pytest.mark.parametrize("count", [2 * ROWS, ROWS + 1])
 def test_sums_in_blocks_of_rows_are_sums(count: int) -> None:
-    shapes = (count, 6), (6,), (6,), (count, 6)
-    *inputs, upstream = (part.cuda() for part in drawn(0, *shapes))
+    *inputs, upstream = (part.cuda() for part in drawn(0, (count, 6), (6,), (6,), (count, 6)))
     assert_same(layer_norm, plain_norm, inputs, upstream)
     *inputs, upstream = (part.cuda() for part in drawn(0, (count, 3), (5, 3), (5,), (count, 5)))
     assert_same(linear, F.linear, inputs, upstream)
+
+
+@cuda
+@pytest.mark.parametrize("width", [5, 128, 200])
+def test_the_kernel_of_relu(width: int) -> None:
+    """In float32: its sums are."""
+    shapes = (2 * ROWS, 3), (width, 3), (width,), (2 * ROWS, width)
+    *inputs, upstream = (part.float().cuda() for part in drawn(0, *shapes))
+    assert_same(lambda *xs: linear(*xs, relu=True), relu_linear, inputs, upstream)
+
+
+@cuda
+@pytest.mark.parametrize("width", [4, 6])
+def test_the_kernel_of_the_rotation(width: int) -> None:
+    shapes = (9, 3, 2, width), (20, 2), (9, 3, 2, width)
+    assert_rotates(*(part.float().cuda() for part in drawn(0, *shapes)))

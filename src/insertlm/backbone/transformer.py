@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from insertlm.backbone.attention import Attention
-from insertlm.backbone.fused import layer_norm, linear
+from insertlm.backbone.fused import layer_norm, linear, rotate
 from insertlm.noise import column_keys, keep_mask
 from insertlm.section import Count, Section, Share
 
@@ -50,26 +50,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
 
 def rotations(count: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """What `rotate` multiplies with at positions 0 … count-1, for q, k and v (which does not turn): each
-    [count, 3, 1, rotary]"""
+    """Cosines and sines of positions 0 … count-1, each [count, rotary/2]."""
     dims = min(_ROTARY_DIMS, head_dim)
     frequency = _ROTARY_BASE ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
-    angle = (torch.arange(count)[:, None] * frequency)[:, None, None, :] * torch.tensor([1.0, 1.0, 0.0])[:, None, None]
-    cos, sin = angle.cos().float(), angle.sin().float()
-    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-
-
-def rotate(qkv: Tensor, same: Tensor, other: Tensor) -> Tensor:
-    """Turn pairs (i, i + rotary/2) of the first dimensions of each head; the others pass.
-
-    Written as one expression over q, k and v, so that it is one kernel, and its gradient another.
-    qkv: [T, 3, heads, head_dim]   same, other: [T, 3, 1, rotary]
-    """
-    rotary = same.shape[-1]
-    x = qkv[..., :rotary]
-    swapped = x.view(*x.shape[:-1], 2, rotary // 2).flip(-2).flatten(-2)
-    turned = (x * same + swapped * other).to(qkv.dtype)
-    return turned if rotary == qkv.shape[-1] else torch.cat([turned, qkv[..., rotary:]], -1)
+    angle = torch.arange(count)[:, None] * frequency
+    return angle.cos().float(), angle.sin().float()
 
 
 class Block(nn.Module):
@@ -90,7 +75,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        turn: tuple[Tensor, Tensor],
+        turn: tuple[Tensor, Tensor, Tensor],
         attention: Attention,
         keys: Tensor | None,
         wanted: Tensor | None,
@@ -102,11 +87,10 @@ class Block(nn.Module):
             keys = None if keys is None else keys.index_select(0, wanted)
         return self.update(x, mixed, keys)
 
-    def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, turn: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """What attention mixes: q, k, v, each [T, heads, head_dim]."""
         normed = layer_norm(x, self.attention_norm.weight, self.attention_norm.bias)
-        q, k, v = rotate(self.qkv(normed).view(len(x), 3, self.heads, -1), *turn).unbind(1)
-        return q, k, v
+        return rotate(self.qkv(normed).view(len(x), 3, self.heads, -1), *turn)
 
     def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None) -> Tensor:
         """Everything after attention."""
@@ -123,16 +107,16 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    same: Tensor
-    other: Tensor
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.blocks = nn.ModuleList([Block(config, layer) for layer in range(config.layers)])
-        same, other = rotations(config.max_length, config.width // config.heads)
-        self.register_buffer("same", same, persistent=False)
-        self.register_buffer("other", other, persistent=False)
+        cos, sin = rotations(config.max_length, config.width // config.heads)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def forward(
         self,
@@ -146,7 +130,7 @@ class Transformer(nn.Module):
         """tokens, positions: [T]; keys: [T] int32, what dropout depends on (None: no dropout). Returns [T, width], or
         only the rows `wanted`, which saves most of the last block."""
         x: Tensor = self.embedding(tokens)
-        turn = self.same[positions], self.other[positions]
+        turn = self.cos, self.sin, positions
         for layer, block in enumerate(self.blocks, start=1):
             x = block(x, turn, attention, keys, wanted if layer == len(self.blocks) else None)
         return x

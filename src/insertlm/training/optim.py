@@ -59,11 +59,9 @@ class AdamW:
         self.weights = [group.weights for group in self.groups]
         device = self.weights[0].device
         self.steps, self._first = steps, -1
-        self._ahead = torch.zeros(_AHEAD, 3, device=device)
-        self._now = torch.zeros(3, device=device)
-        fast = device.type == "cuda"
-        self._update = torch.compile(_update) if fast else _update
-        self._square = torch.compile(_square) if fast else _square
+        self._ahead = torch.zeros(_AHEAD, 3, device=device, dtype=self.weights[0].dtype)
+        self._now = self._ahead[0].clone()
+        self._update = torch.compile(_update) if device.type == "cuda" else _update
 
     def zero_grad(self) -> None:
         for group in self.groups:
@@ -82,7 +80,7 @@ class AdamW:
     @torch.no_grad()
     def step(self) -> None:
         gradients = [group.gradient() for group in self.groups]
-        norm = torch.stack([self._square(gradient) for gradient in gradients]).sum().sqrt()
+        norm = torch.stack([torch.linalg.vector_norm(x, dtype=self._now.dtype) for x in gradients]).norm()
         shrink = (self.config.clip / (norm + 1e-6)).clamp(max=1.0) if self.config.clip else torch.ones_like(norm)
         betas = self.config.beta1, self.config.beta2
         for group, gradient in zip(self.groups, gradients, strict=True):
@@ -148,10 +146,6 @@ class _Group:
     def gradient(self) -> Tensor:
         parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters.values()]
         return torch.cat([part.flatten() for part in parts])
-
-
-def _square(gradient: Tensor) -> Tensor:
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square().sum()
 
 
 def _update(

@@ -16,6 +16,7 @@ from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.settings import DecodeConfig
 from insertlm.errors import InsertlmError
 from insertlm.families.ilm import IlmConfig
+from insertlm.families.it import ItConfig
 from insertlm.files import reason
 from insertlm.section import Count, Index, Section
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 TASK_PRESETS: dict[str, dict[str, Any]] = {name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()}
-FamilyConfig = IlmConfig  # a union, as soon as there are others
+FamilyConfig = IlmConfig | ItConfig
 _MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
 
@@ -162,9 +163,11 @@ def _override(tree: dict[Any, Any], key: str, value: str) -> None:
 
 
 def _expand(section: str, keys: Any, source: str, overridden: Collection[str]) -> Any:
-    """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty."""
-    if keys is None:
-        return {}
+    """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty; a
+    family without a name is the usual one."""
+    keys = {} if keys is None else keys
+    if section == "family" and isinstance(keys, dict):
+        return {"name": IlmConfig.__struct_config__.tag, **keys}
     if section not in _PRESETS or not isinstance(keys, dict) or "preset" not in keys:
         return keys
     name, presets = keys["preset"], _PRESETS[section]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.backbone.transformer import ModelConfig, Transformer
@@ -32,6 +33,16 @@ class Rows:
     given_length: Tensor
     target: Tensor
     target_length: Tensor
+
+    @classmethod
+    def of(cls, examples: Examples, *specials: int) -> Rows:
+        """Given: the prefix, then these special tokens."""
+        length = torch.from_numpy(examples.prefix_length).long()
+        given = F.pad(torch.from_numpy(examples.prefix).long(), (0, len(specials)))
+        for offset, token in enumerate(specials):
+            given.scatter_(1, length[:, None] + offset, token)
+        target, target_length = torch.from_numpy(examples.target), torch.from_numpy(examples.target_length)
+        return cls(given, length + len(specials), target.long(), target_length.long())
 
     def select(self, index: Tensor) -> Rows:
         return self._each(lambda part: part.index_select(0, index))

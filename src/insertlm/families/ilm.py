@@ -147,14 +147,7 @@ class ILM(Family):
     # --- Learning
 
     def rows(self, examples: Examples) -> Rows:
-        """Given: prefix, <stop>, <bos>."""
-        prefix = torch.from_numpy(examples.prefix).long()
-        length = torch.from_numpy(examples.prefix_length).long()
-        given = F.pad(prefix, (0, 2))
-        given.scatter_(1, length[:, None], self.specials.stop)
-        given.scatter_(1, length[:, None] + 1, self.specials.bos)
-        target, target_length = torch.from_numpy(examples.target).long(), torch.from_numpy(examples.target_length)
-        return Rows(given, length + 2, target, target_length.long())
+        return Rows.of(examples, self.specials.stop, self.specials.bos)
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
         return rows.given_length + rows.target_length - deletion_count(rows.target_length, noise)

@@ -1,0 +1,227 @@
+"""The Insertion Transformer of Stern et al. (2019) as a decoder alone: the ILM's closest rival, whole, in one file.
+
+Design choices, those of Stern et al. unless said:
+- Rows, corruption and backbone are the ILM's, see ilm.py: what differs between the two is what a slot learns and how
+  writing ends. <stop> stays in its place, so that both see the same rows, but there is no stop head.
+- Slots are <bos> and every visible token of the text, read from that token's hidden row as in the ILM (Stern et al.
+  join the rows on both sides of a slot). Prefix tokens are no slots: nothing may ever be inserted behind them.
+- Each slot has a softmax of its own over the vocabulary. Its target is uniform over the tokens missing in it, or <eos>,
+  "end of slot", where none is. An example's loss is the mean over its slots, a batch's the mean over its examples.
+- Decoding: a slot is closed while P(<eos>) reaches `decode.stop_threshold`; a text is complete when all slots open to
+  it are closed. Of the others the best one gets a token (`decode.parallel` 1; if greedy, this is the likeliest pair of
+  slot and token), or the n best do (n), or all (0): then a text could double in every step.
+
+The Insertion Transformer that the ILM's authors released differs, in ways that cost it accuracy. Not repeated here:
+- a slot with c missing tokens was divided by c + 1, so that one with a single missing token weighed half;
+- the last slot never had <eos> as its target, so that nothing taught the model to stop there;
+- padding could be deleted, and so was to be inserted;
+- prefix slots, all of them targets of <eos>, took part, and the mean ran over the slots of the whole batch, so that
+  long rows counted more;
+- slots were chosen by the log-sum-exp of logits, which the loss never compares between slots; here by probabilities;
+- an <eos> drawn as a token left a visible <mask> in the text; here <eos> closes slots and is never drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from insertlm.backbone.attention import bidirectional_attention
+from insertlm.backbone.transformer import ModelConfig
+from insertlm.decoding.engine import Step, Writer
+from insertlm.decoding.insertion import InsertionWriter, spread
+from insertlm.decoding.sampling import choose, draws
+from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.errors import InsertlmError
+from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.families.ilm import Corrupted, corrupt, deletion_count
+from insertlm.losses import slot_logsumexp
+from insertlm.noise import hash32
+from insertlm.packing import Packing
+from insertlm.section import Section
+from insertlm.tasks.base import Examples
+from insertlm.tokenizers import Tokenizer
+
+__all__ = ["IT", "ItConfig", "Slots", "slots_of"]
+
+_SLOT, _TOKEN = 0, 1  # streams of noise in decoding
+_AT_ONCE = 1024  # slots whose logits are held at the same time
+
+
+class ItConfig(Section, frozen=True, kw_only=True, tag="it", tag_field="name"):
+    """The `family` section of a recipe for an Insertion Transformer."""
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> IT:
+        return IT(model, tokenizer)
+
+    def longest_row(self, prefix: int, target: int) -> int:
+        """Tokens of a row with so many of prefix and target."""
+        return prefix + target + IT.framing
+
+
+# --- Targets ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The slots of a corrupted batch, packed.
+
+    packing: of the [B, 1+L] matrix of <bos> and target cells   rows: [S] where each slot lies in the corrupted batch
+    missing: [S] how many tokens are missing in it   of: [B, L] the slot each target cell belongs to
+    """
+
+    packing: Packing
+    rows: Tensor
+    missing: Tensor
+    of: Tensor
+
+
+def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
+    """capacity: rows of the corrupted batch, as given to `corrupt`. There are never more slots than that, nor than
+    cells; so this knows a static number of its own."""
+    length = x.deleted.shape[1]
+    keep = F.pad(x.packing.keep[:, x.packing.keep.shape[1] - length :], (1, 0), value=True)
+    packing = Packing(keep, None if capacity is None else min(capacity, keep.numel()))
+    of = packing.where[:, 1:]
+    missing = of.new_zeros(packing.total).scatter_add(0, of.flatten(), x.deleted.flatten().long())
+    bos = x.stop[:, None] + 1
+    return Slots(packing, packing.pack(torch.cat([bos, x.slots], 1)), missing, of)
+
+
+# --- Model ------------------------------------------------------------------------------------------------------------
+
+
+class IT(Family):
+    orders = ("certainty", "margin", "mass")
+    several = True
+
+    def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(model, tokenizer)
+        self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
+
+    # --- Learning
+
+    def rows(self, examples: Examples) -> Rows:
+        return Rows.of(examples, self.specials.stop, self.specials.bos)
+
+    def visible(self, rows: Rows, noise: Noise) -> Tensor:
+        return rows.given_length + rows.target_length - deletion_count(rows.target_length, noise)
+
+    def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
+        """The loss, and how much of it slots with something missing and empty ones contribute."""
+        x = corrupt(rows, noise, capacity)
+        slots = slots_of(x, capacity)
+        keys = x.dropout if self.training else None
+        attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
+        hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=slots.rows)
+        with torch.autocast(hidden.device.type, enabled=False):  # the head in full precision
+            token_loss, end_loss = self._slot_losses(hidden, slots, rows.target, x.deleted)
+        return Losses(token_loss + end_loss, {"token_loss": token_loss.detach(), "end_loss": end_loss.detach()})
+
+    def _slot_losses(self, hidden: Tensor, slots: Slots, target: Tensor, deleted: Tensor) -> tuple[Tensor, Tensor]:
+        """−log P of the missing tokens, averaged in each slot, and of <eos> in empty slots. Never builds the logits.
+
+        hidden: [S, d]   target, deleted: [B, L]
+        """
+        count, cells, of = slots.packing.lengths, slots.packing.where, slots.of.flatten()
+        mass = slot_logsumexp(hidden, self.unembedding.weight)
+        word = F.embedding(target, self.unembedding.weight)
+        score = (hidden.index_select(0, of).view_as(word) * word).sum(-1)
+        surprise = (mass.index_select(0, of).view_as(score) - score) * deleted
+        token_loss = (surprise / slots.missing[slots.of].clamp(min=1)).sum(1) / count
+        end = mass - hidden @ self.unembedding.weight[self.specials.eos]
+        empty = slots.packing.keep & (slots.missing[cells] == 0)
+        end_loss = (end.index_select(0, cells.flatten()).view_as(empty) * empty).sum(1) / count
+        return token_loss.mean(), end_loss.mean()
+
+    # --- Writing
+
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+        if settings.joint:
+            raise InsertlmError("decode.joint: this family has no distribution over pairs; expected false, got true")
+        if settings.position_top_k != 1:
+            raise InsertlmError(
+                f"decode.position_top_k: this family takes its best slots; expected 1, got {settings.position_top_k}"
+            )
+        return _Writing(self, prompts, settings, longest)
+
+
+class _Outlook(NamedTuple):
+    """What slots expect. mass: the log-sum-exp of their logits   end: log P(<eos>)   score: who is written to first.
+    Each [S]"""
+
+    mass: Tensor
+    end: Tensor
+    score: Tensor
+
+
+class _Writing(InsertionWriter):
+    """An Insertion Transformer at work.
+
+    words: [V, d] of what may be written, <eos> last
+    """
+
+    family: IT
+
+    def __init__(self, family: IT, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
+        super().__init__(family, prompts, settings, longest)
+        weight = family.unembedding.weight
+        self.words = torch.cat([weight[family.writable], weight[family.specials.eos, None]])
+
+    def step(self, number: int) -> Step:
+        """How sure the least sure slot of every text is that it is done; a token for the best of those that are not."""
+        hidden, where = self.hidden()
+        slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
+        slot_rows = hidden.index_select(0, slots.pack(where))
+        outlook = self._look(slot_rows)
+        end = spread(outlook.end, slots).exp()
+        stop = end.masked_fill(~self.canvas.open, torch.inf).amin(1)
+        stop = stop.masked_fill(stop.isinf(), torch.nan)  # no slot is open, so there is nothing to be sure of
+        unsettled = self.canvas.open & (end < self.settings.stop_threshold)
+        slot, real = self._best(spread(outlook.score, slots), unsettled)
+        row = slots.where.gather(1, slot).clamp(min=0).flatten()
+        token, log_probability = self._choose(number, slot, slot_rows.index_select(0, row), outlook.mass[row])
+        complete = stop >= self.settings.stop_threshold
+        return Step(complete, self.full, stop, torch.where(real, slot, -1), token, log_probability)
+
+    def _look(self, slot_rows: Tensor) -> _Outlook:
+        parts = [self._look_at(piece @ self.words.T) for piece in torch.split(slot_rows, _AT_ONCE)]
+        return _Outlook(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def _look_at(self, logits: Tensor) -> _Outlook:
+        """logits: [S, V], <eos> last"""
+        mass = logits.logsumexp(1)
+        end = logits[:, -1] - mass
+        if self.settings.order == "mass":  # of all that is not <eos>
+            return _Outlook(mass, end, -end)
+        if self.settings.order == "margin":  # over the next best, which may be <eos>
+            best, token = logits[:, :-1].max(1)
+            rival = logits.scatter(1, token[:, None], -torch.inf).amax(1)
+            return _Outlook(mass, end, (best - mass).exp() - (rival - mass).exp())
+        return _Outlook(mass, end, logits[:, :-1].amax(1) - mass)
+
+    def _best(self, score: Tensor, unsettled: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots to write to, best first, and which of them are real, both [B, K]: no more than are wanted, are
+        unsettled and have room. score, unsettled: [B, C]"""
+        most = int(self.canvas.counts.open.max())
+        order = score.masked_fill(~unsettled, -torch.inf).argsort(stable=True, dim=1, descending=True)
+        slot = order[:, : max(1, min(self.settings.parallel or most, most))]
+        room = (self.longest - self.canvas.length)[:, None]
+        return slot, unsettled.gather(1, slot) & (torch.arange(slot.shape[1], device=slot.device) < room)
+
+    def _choose(self, number: int, slot: Tensor, rows: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """A token for each slot, with its log-probability there: [B, K]. rows: [B*K, d]   mass: [B*K]"""
+        settings, tokens, scores = self.settings, [], []
+        seed = hash32(_SLOT, self.canvas.seed[:, None], slot).flatten()  # slots of one text draw independently
+        for piece, own in zip(torch.split(rows, _AT_ONCE), torch.split(seed, _AT_ONCE), strict=True):
+            logits = piece @ self.words[:-1].T
+            noise = draws(_TOKEN, own, number)
+            tokens.append(choose(logits, noise, settings.temperature, settings.top_k, settings.top_p))
+            scores.append(logits.gather(1, tokens[-1][:, None]).squeeze(1))
+        token = self.family.writable[torch.cat(tokens)]
+        return token.view_as(slot), (torch.cat(scores) - mass).view_as(slot)

@@ -149,10 +149,13 @@ class CachedAttention:
 
     Current keys are written right behind the cached ones of their sequence; no cached row is moved. The next current
     rows overwrite them, unless the next cache is `kept`.
+
+    used: [S] int32, how many rows of each sequence are to be seen, cached and current; None for all
     """
 
     cache: PrefixCache
     segments: Segments
+    used: Tensor | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layers[layer]
@@ -173,7 +176,7 @@ class CachedAttention:
     @cached_property
     def kept(self) -> PrefixCache:
         """The cache with the current rows among the cached ones, as soon as all layers have been called."""
-        length = self.cache.length + self.segments.lengths
+        length = self.cache.length + self.segments.lengths if self.used is None else self.used
         return PrefixCache(self.cache.layers, length, self.cache.longest + self.segments.longest)
 
     @cached_property

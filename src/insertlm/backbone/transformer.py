@@ -112,6 +112,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
+        self.config = config
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.blocks = nn.ModuleList([Block(config, layer) for layer in range(config.layers)])
         cos, sin = rotations(config.max_length, config.width // config.heads)

@@ -17,6 +17,7 @@ from insertlm.backbone.attention import (
 )
 from insertlm.decoding.canvas import Canvas
 from insertlm.decoding.engine import Step
+from insertlm.decoding.graphs import CachedBackbone
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.base import Family
 from insertlm.packing import Packing
@@ -38,6 +39,10 @@ class InsertionWriter(ABC):
         specials = family.specials
         self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
+        self.graphs: CachedBackbone | None = None
+        if self.cache is not None and family.device.type == "cuda":
+            self.graphs = family.cached_backbone(len(prompts), self.canvas.tokens.shape[1])
+            self.graphs.load(self.cache)
 
     @property
     def row(self) -> Tensor:
@@ -53,7 +58,9 @@ class InsertionWriter(ABC):
 
     def select(self, rows: Tensor) -> None:
         self.canvas = self.canvas.select(rows)
-        if self.cache is not None:
+        if self.graphs is not None:
+            self.graphs.select(rows)
+        elif self.cache is not None:
             self.cache = self.cache.select(rows)
 
     def write(self, step: Step) -> Tensor:
@@ -63,12 +70,25 @@ class InsertionWriter(ABC):
         """Hidden rows of all but the prefix, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
         canvas = self.canvas
         length, prefix, _ = canvas.counts
+        if self.graphs is not None:
+            return self._replayed(int((length - prefix).max()))
         written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]), counts=length - prefix)
         if self.cache is None:
             everything = Packing(canvas.used, counts=length)
             attention = bidirectional_attention(everything, canvas.prefix, self.family.model.prefix_lm)
             return self._run(everything, attention, written.pack(everything.where)), written.where
         return self._run(written, CachedAttention(self.cache, written.segments)), written.where
+
+    def _replayed(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The same with every text given as many rows as the longest has."""
+        assert self.graphs is not None
+        canvas = self.canvas
+        first = canvas.prefix[:, None]
+        cells = (first + canvas.columns[:rows]).clamp(max=canvas.tokens.shape[1] - 1)
+        tokens, positions = canvas.tokens.gather(1, cells), canvas.ranks.gather(1, cells)
+        hidden = self.graphs.run(tokens, positions, canvas.prefix, canvas.length)
+        texts = torch.arange(len(canvas), device=first.device)[:, None]
+        return hidden.flatten(0, 1), (texts * rows + canvas.columns - first).clamp(min=0)
 
     def _prefix_cache(self) -> PrefixCache | None:
         canvas = self.canvas

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from insertlm.backbone.transformer import ModelConfig, Transformer
 from insertlm.decoding.engine import Writer, check, decode
+from insertlm.decoding.graphs import CachedBackbone
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
@@ -85,6 +86,7 @@ class Family(nn.Module, ABC):
         super().__init__()
         self.model, self.vocabulary, self.specials = model, tokenizer.size, tokenizer.specials
         self.backbone = Transformer(model, tokenizer.size)
+        self._cached: CachedBackbone | None = None
         self.register_buffer("writable", torch.tensor(tokenizer.writable), persistent=False)
 
     @abstractmethod
@@ -113,6 +115,13 @@ class Family(nn.Module, ABC):
         if settings.parallel != 1 and not self.several:
             raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
         return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
+
+    def cached_backbone(self, texts: int, cells: int) -> CachedBackbone:
+        """The backbone in CUDA graphs, kept from batch to batch and made anew only for larger ones."""
+        held = self._cached
+        if held is None or held.texts < texts or held.cells < cells:
+            held = self._cached = CachedBackbone(self.backbone, texts, cells)
+        return held
 
     @property
     def device(self) -> torch.device:

@@ -207,7 +207,7 @@ def attention_of(kind: str, pairs: Sizes) -> tuple[Attention, int, int]:
         return prefix_attention(pairs, "cuda"), real, real
     width = max(map(sum, pairs))
     keep = torch.arange(width) < torch.tensor([a + b for a, b in pairs])[:, None]
-    capacity = real + 300 if kind.endswith("tail") else None
+    capacity = real + 100 if kind.endswith("tail") else None
     packing = Packing(keep.cuda(), capacity)
     return FullAttention(packing.segments, causal=kind.startswith("causal")), real, packing.total
 

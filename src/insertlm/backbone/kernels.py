@@ -114,15 +114,16 @@ def _relu_kernel(  # type: ignore[no-untyped-def]
     block = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     inside = (column < width)[None, :]
-    total = tl.zeros([columns], tl.float32)
+    cell = tl.arange(0, chunk)[:, None] * width + column[None, :]
+    first = block * span * width
+    total = tl.zeros([chunk, columns], tl.float32)
     for start in range(0, span, chunk):
-        row = block * span + start + tl.arange(0, chunk)
-        cell = row[:, None] * width + column[None, :]
-        value = tl.load(grad + cell, mask=inside, other=0.0)
-        value = tl.where(tl.load(out + cell, mask=inside, other=0.0) > 0, value, 0.0)
-        tl.store(masked + cell, value, mask=inside)
-        total += tl.sum(value.to(tl.float32), 0)
-    tl.store(sums + block * width + column, total, mask=column < width)
+        here = first + start * width + cell
+        value = tl.load(grad + here, mask=inside, other=0.0)
+        value = tl.where(tl.load(out + here, mask=inside, other=0.0) > 0, value, 0.0)
+        tl.store(masked + here, value, mask=inside)
+        total += value.to(tl.float32)
+    tl.store(sums + block * width + column, tl.sum(total, 0), mask=column < width)
 
 
 @torch.library.custom_op("insertlm::relu_backward", mutates_args=())

@@ -76,9 +76,9 @@ class CachedBackbone:
         positions = torch.zeros_like(tokens)
         prefix, used = (torch.ones(texts, dtype=torch.int32, device=device) for _ in range(2))
         layers = [(k[:texts], v[:texts]) for k, v in self.layers]
-        starts = rows * torch.arange(texts + 1, dtype=torch.int32, device=device)
 
         def run() -> Tensor:
+            starts = rows * torch.arange(texts + 1, dtype=torch.int32, device=device)
             cache = PrefixCache(layers, prefix, self.cells - rows)
             attention = CachedAttention(cache, Segments(starts, rows, texts * rows), used)
             with self.backbone.autocast():

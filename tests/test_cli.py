@@ -17,6 +17,7 @@ import yaml
 import insertlm
 from insertlm import api, commands
 from insertlm.cli import main
+from insertlm.decoding.trajectory import Insertion, Trajectory
 from insertlm.tasks.star import PRESETS, Star
 
 RECIPE = """
@@ -171,6 +172,20 @@ def test_json_tells_the_whole_trajectory(capsys: pytest.CaptureFixture[str]) -> 
     assert " ".join(line) == record["text"]
     records = [json.loads(line) for line in output(capsys, "generate", RUN, "--count", "2", "--json").splitlines()]
     assert [type(record["solved"]) for record in records] == [bool, bool]
+
+
+def test_a_family_that_cannot_tell_when_it_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that writes both tokens at once: null and a dash, and one line."""
+    events = [Insertion(0, rank, token, -0.5, None) for rank, token in enumerate((1, 3))]
+    written = [Trajectory([1, 3, 1, 3], [], events, stop_probability=None, complete=True)]
+    monkeypatch.setattr(commands, "_write", lambda *_: written)
+    [record] = map(json.loads, output(capsys, "generate", RUN, "--prompt", GRAPH, "--json").splitlines())
+    assert record["stop_probability"] is None
+    assert [event["stop_probability"] for event in record["events"]] == [None, None]
+    *_, first, second, _ = output(capsys, "generate", RUN, "--prompt", GRAPH, "--show").splitlines()
+    assert [line.split() for line in (first, second)] == [["0", "·", "·", "–"], ["1", "›1", "›3", "-1.000", "–"]]
 
 
 def test_the_seed_decides_graphs_and_samples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ train: {steps: 20, batch_size: 16, log_every: 5, save_every: 10, validate_every:
 decode: {max_steps: 8}
 """
 GRAPH = "1>2 2>3 4>2 2>5 : 1 3"
-COMMAND = [sys.executable, "-c", "import sys; from insertlm.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-m", "insertlm"]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,7 @@ def test_evaluation_prints_a_table_and_writes_json(capsys: pytest.CaptureFixture
     assert record["command"] == f"insertlm evaluate {RUN} --device cpu"
     assert [record[key] for key in ("model", "step", "split", "count")] == [RUN, 20, "test", 30]
     assert 0 <= record["sequence_accuracy"] <= record["token_accuracy"] <= 100
+    assert record["parameters"] == sum(weights.numel() for weights in insertlm.load(RUN).family.parameters())
     assert record["decode"]["max_steps"] == 8
     assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["seconds"])
     assert record["insertlm"] == insertlm.__version__
@@ -340,6 +342,20 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
             main([*command, "--help"])
         assert left.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: {' '.join(['insertlm', *command])} ")
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == f"insertlm {insertlm.__version__}\n"
+    assert subprocess.run([*COMMAND, "data", "x"], capture_output=True, check=False).returncode == 2
+
+
+def test_sources_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert insertlm.__version__ == "0+unknown"
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["data", "star-easy"], ["data", "nothing"], ["plot", "graph"]])

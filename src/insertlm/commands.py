@@ -241,6 +241,7 @@ def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespac
         "command": args.line,
         "model": args.model,
         "step": model.step,
+        "parameters": sum(parameter.numel() for parameter in model.family.parameters()),
         "split": args.split,
         **asdict(scores),
         "tokens_per_second": scores.tokens_per_second,

@@ -54,6 +54,22 @@ def test_every_recipe_of_the_repository_loads(path: Path) -> None:
     assert load_recipe(path).train.steps > 0
 
 
+@pytest.mark.parametrize("task", ["easy", "medium", "hard"])
+def test_rivals_get_the_budget_of_the_ilm(task: str) -> None:
+    """The same graphs, model, batch and steps; only the order of the oracle's targets and the rate may differ."""
+
+    def budget(path: Path) -> tuple[Any, ...]:
+        recipe = load_recipe(path)
+        graphs = {key: value for key, value in msgspec.to_builtins(recipe.task).items() if key != "order"}
+        return graphs, recipe.model, recipe.train, msgspec.structs.replace(recipe.optim, learning_rate=0.0)
+
+    folder = RECIPES / f"star_{task}"
+    ilm = budget(folder / "ilm.yaml")
+    assert ilm[0].items() >= STAR_PRESETS[f"star-{task}"].items()
+    for name in ("arm", "mdm", "it", *(["armo"] if task == "easy" else [])):
+        assert budget(folder / f"{name}.yaml") == ilm
+
+
 def test_what_is_not_said_is_default() -> None:
     recipe = parse_recipe(SMALL, "r.yaml")
     assert recipe.train == TrainConfig(steps=5)

@@ -60,9 +60,15 @@ def markdown(records: Sequence[Record]) -> str:
 def _table(setting: _Setting, records: Sequence[Record]) -> str:
     rows = _grouped(records, _Row)
     order = sorted(rows, key=lambda row: (TASKS.index(row.task), list(NAMES).index(row.family)))  # ways as they come
-    made_by = sorted({f"{each['device']}, torch {each['torch']}, commit {each['commit']}" for each in records})
-    lines = [f"{setting} ({'; '.join(made_by)}):", "", f"| {COLUMNS} |", "|---" * (COLUMNS.count("|") + 1) + "|"]
+    made_with = sorted({_made_with(record) for record in records})
+    lines = [f"{setting} ({'; '.join(made_with)}):", "", f"| {COLUMNS} |", "|---" * (COLUMNS.count("|") + 1) + "|"]
     return "\n".join([*lines, *(_line(row, rows[row]) for row in order)])
+
+
+def _made_with(record: Record) -> str:
+    commit, dash, dirty = (record["commit"] or "").partition("-")
+    known = [f"commit {commit[:10]}{dash}{dirty}"] if commit else []
+    return ", ".join([record["device"], f"torch {record['torch']}", *known])
 
 
 def _line(row: _Row, records: Sequence[Record]) -> str:

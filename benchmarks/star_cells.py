@@ -99,7 +99,7 @@ class Cell:
             "task": f"star-{self.task}",
             "family": self.family,
             "preset": self.preset,
-            "seed": self.seed,
+            "seed": self.recipe.train.seed,
             "rate": self.recipe.optim.learning_rate,
             "graphs": self.recipe.task.train,
             "steps": self.recipe.train.steps,

@@ -335,6 +335,14 @@ def test_the_markdown_table() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("commit", "told"),
+    [(None, ""), ("0123456789ab", ", commit 0123456789"), ("0123456789ab-dirty", ", commit 0123456789-dirty")],
+)
+def test_the_table_says_what_it_was_made_with(commit: str | None, told: str) -> None:
+    assert f"(NVIDIA H200, torch 2.11.0{told}):" in markdown([record("ilm", 1.0, commit=commit)])
+
+
 def test_every_setting_has_its_own_table() -> None:
     text = markdown([record("ilm", 1.0), record("ilm", 2.0, preset="mini"), record("ilm", 3.0, rate=1e-3)])
     assert text.count("| task |") == 2

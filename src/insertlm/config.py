@@ -162,9 +162,11 @@ def _override(tree: dict[Any, Any], key: str, value: str) -> None:
 
 
 def _expand(section: str, keys: Any, source: str, overridden: Collection[str]) -> Any:
-    """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty."""
-    if keys is None:
-        return {}
+    """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty, and a
+    family without a name is the default one."""
+    keys = {} if keys is None else keys
+    if section == "family" and isinstance(keys, dict):
+        return {"name": IlmConfig.__struct_config__.tag, **keys}
     if section not in _PRESETS or not isinstance(keys, dict) or "preset" not in keys:
         return keys
     name, presets = keys["preset"], _PRESETS[section]

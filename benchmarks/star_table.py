@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(markdown([record for path in chosen.render for record in json.loads(path.read_bytes())]))
         return 0
-    table = _Table(_cells(chosen), chosen.folder, chosen.out or chosen.folder / "table.json")
+    cells = _cells(chosen)
+    if not cells or chosen.side_by_side < 1:
+        sys.exit("star_table: no recipe for this task and family" if not cells else "star_table: expected N >= 1")
+    table = _Table(cells, chosen.folder, chosen.out or chosen.folder / "table.json")
     return table.fill(chosen.side_by_side, started + chosen.deadline - MARGIN)
 
 
@@ -89,13 +92,16 @@ class _Table:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         jobs = [job for cell in self.cells.values() if (job := self._job(cell))]
-        through = run(jobs, at_once, lambda job, problem: self._ended(job.name, problem), until)
-        for name, cell in self.cells.items():
-            if name not in self.problems:  # also of what was stopped halfway
-                self.records[name] = cell.records()
+        self._write()  # if it cannot be written, now is the time to know
+        run(jobs, at_once, lambda job, problem: self._ended(job.name, problem), until)
+        cut_off = [name for name in self.cells if name not in self.records and name not in self.problems]
+        for name in cut_off:  # some of its evaluations may be there
+            self.records[name] = self.cells[name].records()
         self._write()
-        self._print(through)
-        return 0 if through and not self.problems else 1
+        self._print()
+        if cut_off:
+            print(f"stopped with {len(cut_off)} to go; the same command goes on")
+        return 1 if cut_off or self.problems else 0
 
     def _job(self, cell: Cell) -> Job | None:
         """What there is to do, if anything."""
@@ -118,14 +124,15 @@ class _Table:
         return self.folder / f"{name}.log"
 
     def _ended(self, name: str, problem: str | None) -> None:
-        if problem is None:
-            self.records[name] = self.cells[name].records()
+        records = [] if problem else self.cells[name].records()
+        if records:
+            self.records[name] = records
             self._write()
-            parts = [f"{each['decoding']} {each['sequence_accuracy']:.1f} %".strip() for each in self.records[name]]
-            word = f"{', '.join(parts)} exact, {self.records[name][0]['training_minutes']:.1f} min of training"
+            parts = [f"{record['decoding']} {record['sequence_accuracy']:.1f} %".strip() for record in records]
+            word = f"{', '.join(parts)} exact, {records[0]['training_minutes']:.1f} min of training"
         else:
-            self.problems[name] = problem
-            word = f"FAILED: {problem}" + (f" (log: {log})" if (log := self._log(name)).is_file() else "")
+            self.problems[name] = problem or "it left no results"
+            word = f"FAILED: {self.problems[name]}" + (f" (log: {log})" if (log := self._log(name)).is_file() else "")
         print(f"{len(self.records) + len(self.problems)} of {len(self.cells)}  {name}: {word}", flush=True)
 
     def _write(self) -> None:
@@ -134,7 +141,7 @@ class _Table:
         records = [record for name in self.cells for record in self.records.get(name, [])]
         write_atomically(self.out, f"{json.dumps(records, indent=2)}\n".encode())
 
-    def _print(self, through: bool) -> None:
+    def _print(self) -> None:
         from rich.table import Table
 
         from insertlm.terminal import standard_output
@@ -150,9 +157,6 @@ class _Table:
                 table.add_row(name, "failed")
         console = standard_output()
         console.print(table)
-        left = sum(not self.records.get(name) and name not in self.problems for name in self.cells)
-        if not through:
-            console.print(f"stopped with {left} cells to go; the same command goes on")
         console.print(f"wrote {self.out}")
 
 

@@ -284,8 +284,29 @@ def test_only_what_is_missing_is_done(folder: Path) -> None:
 
 def test_a_deadline_that_is_over_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(tmp_path, "--families", "ilm", "--deadline", "0") == 1
-    assert "stopped with 1 cells to go" in capsys.readouterr().out
+    assert "stopped with 1 to go; the same command goes on" in capsys.readouterr().out
     assert records_in(tmp_path / "table.json") == []
+
+
+def test_a_cell_without_results_has_failed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cell, "records", lambda _: [])
+    assert table(folder, "--families", "ilm", "--rates", "1e-3", "--out", str(folder / "empty.json")) == 1
+    assert "1 of 1  easy-ilm-mini-seed1-rate1e-3: FAILED: it left no results (log: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--side-by-side", "0"], ["--tasks", "hard", "--families", "armo"]])
+def test_a_table_of_nothing_is_refused(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"star_table: (expected N >= 1|no recipe for this task and family)"):
+        star_table.main(["--folder", str(tmp_path / "none"), *arguments])
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_that_cannot_be_written_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "run", lambda *_: pytest.fail("too late"))
+    with pytest.raises(InsertlmError, match="cannot write"):
+        table(tmp_path, "--families", "ilm", "--out", str(tmp_path / "none" / "x.json"))
 
 
 # --- Markdown

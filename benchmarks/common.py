@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
+from insertlm.config import Recipe, parse_recipe
 from insertlm.evaluation.report import provenance
+from insertlm.tasks.star import PRESETS, Star
 
-__all__ = ["model_arguments", "model_section", "report"]
+__all__ = ["model_arguments", "recipe_of", "report"]
 
 
 def model_arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="star-hard")
+    parser.add_argument("--task", default="star-hard", choices=PRESETS)
+    parser.add_argument("--family", default="ilm", help="ilm (default), arm, mdm or it")
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--layers", type=int, help="instead of the preset's")
     parser.add_argument("--width", type=int, help="instead of the preset's, with heads of 64 and a hidden width of 4x")
@@ -25,8 +28,8 @@ def model_arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def model_section(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The `model` section of a recipe. Also sets the number of threads."""
+def recipe_of(arguments: argparse.Namespace, **sections: dict[str, Any]) -> Recipe:
+    """A recipe with the model that was asked for. Also sets the number of threads."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     model: dict[str, Any] = {"preset": arguments.preset, "prefix_lm": arguments.prefix_lm}
@@ -34,7 +37,11 @@ def model_section(arguments: argparse.Namespace) -> dict[str, Any]:
         model |= {"width": arguments.width, "heads": arguments.width // 64, "hidden": 4 * arguments.width}
     if arguments.layers:
         model |= {"layers": arguments.layers}
-    return model
+    family: dict[str, Any] = {"name": arguments.family}
+    if arguments.family == "mdm":
+        family |= {"block": Star(**PRESETS[arguments.task]).longest_target}
+    task = {"preset": arguments.task, **sections.pop("task", {})}
+    return parse_recipe({"task": task, "model": model, "family": family, **sections}, "benchmark")
 
 
 def report(question: str, device: torch.device, **figures: Any) -> None:

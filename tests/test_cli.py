@@ -9,25 +9,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
 
 import insertlm
-from insertlm import api, commands
+from insertlm import api, commands, plots
 from insertlm.cli import main
+from insertlm.decoding.trajectory import Insertion, Trajectory
+from insertlm.plots import Curve, Panel
 from insertlm.tasks.star import PRESETS, Star
 
 RECIPE = """
 task: {name: star, degree: 2, min_nodes: 3, max_nodes: 3, min_plan: 2, nodes: 8, train: 200, validation: 9, test: 30}
 model: {layers: 2, width: 32, heads: 2, hidden: 64}
 optim: {learning_rate: 3e-3, warmup: 5, ema: 0.5}
-train: {steps: 20, batch_size: 16, log_every: 5, save_every: 10}
+train: {steps: 20, batch_size: 16, log_every: 5, save_every: 10, validate_every: 10}
 decode: {max_steps: 8}
 """
 GRAPH = "1>2 2>3 4>2 2>5 : 1 3"
-COMMAND = [sys.executable, "-c", "import sys; from insertlm.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-m", "insertlm"]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,7 @@ def test_training_says_where_the_run_is_and_how_to_go_on(capsys: pytest.CaptureF
 def test_the_run_lies_under_the_name_of_its_recipe() -> None:
     assert yaml.safe_load(Path(RUN, "recipe.yaml").read_text(encoding="utf-8"))["train"]["steps"] == 20
     assert [path.name for path in Path(RUN, "checkpoints").iterdir()] == ["step-00000020"]
-    assert len(Path(RUN, "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+    assert len(Path(RUN, "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 6
 
 
 def test_a_finished_run_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +104,7 @@ def test_evaluation_prints_a_table_and_writes_json(capsys: pytest.CaptureFixture
     assert record["command"] == f"insertlm evaluate {RUN} --device cpu"
     assert [record[key] for key in ("model", "step", "split", "count")] == [RUN, 20, "test", 30]
     assert 0 <= record["sequence_accuracy"] <= record["token_accuracy"] <= 100
+    assert record["parameters"] == sum(weights.numel() for weights in insertlm.load(RUN).family.parameters())
     assert record["decode"]["max_steps"] == 8
     assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["seconds"])
     assert record["insertlm"] == insertlm.__version__
@@ -173,6 +177,20 @@ def test_json_tells_the_whole_trajectory(capsys: pytest.CaptureFixture[str]) -> 
     assert [type(record["solved"]) for record in records] == [bool, bool]
 
 
+def test_a_family_that_cannot_tell_when_it_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that writes both tokens at once: null and a dash, and one line."""
+    events = [Insertion(0, rank, token, -0.5, None) for rank, token in enumerate((1, 3))]
+    written = [Trajectory([1, 3, 1, 3], [], events, stop_probability=None, complete=True)]
+    monkeypatch.setattr(commands, "_write", lambda *_: written)
+    [record] = map(json.loads, output(capsys, "generate", RUN, "--prompt", GRAPH, "--json").splitlines())
+    assert record["stop_probability"] is None
+    assert [event["stop_probability"] for event in record["events"]] == [None, None]
+    *_, first, second, _ = output(capsys, "generate", RUN, "--prompt", GRAPH, "--show").splitlines()
+    assert [line.split() for line in (first, second)] == [["0", "·", "·", "–"], ["1", "›1", "›3", "-1.000", "–"]]
+
+
 def test_the_seed_decides_graphs_and_samples(capsys: pytest.CaptureFixture[str]) -> None:
     sampled = ["generate", RUN, "--json", "--decode.temperature", "2", "--decode.position_top_k", "0", "--seed"]
     first = output(capsys, *sampled, "1")
@@ -205,7 +223,17 @@ def test_data_writes_jsonl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 # --- plot
 
 
-@pytest.mark.parametrize("arguments", [["trajectory", RUN, "--count", "3"], ["graph", "star-easy"], ["graph"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trajectory", RUN, "--count", "3"],
+        ["trajectory", RUN, RUN, "--count", "2"],
+        ["graph", "star-easy"],
+        ["graph"],
+        ["training", RUN],
+        ["training", RUN, RUN, "--over", "steps"],
+    ],
+)
 def test_pictures_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:
     out = tmp_path / "picture.png"
     assert output(capsys, "plot", *arguments, "--out", str(out)) == f"wrote {out}\n"
@@ -229,16 +257,105 @@ def test_the_graph_of_a_model_has_the_path_the_model_writes(
     assert seen == [path.ids]
 
 
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> list[Panel]:
+    """What a picture of trajectories would show; none is drawn."""
+    seen: list[Panel] = []
+    monkeypatch.setattr(plots, "comparison_figure", lambda panels, names: seen.extend(panels))
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    return seen
+
+
+def train(*overrides: str, run: str) -> str:
+    if not Path(run).exists():
+        main(["train", "star_tiny/ilm.yaml", "--run", run, "--device", "cpu", "--train.steps", "4", *overrides])
+    return run
+
+
+def test_one_model_has_no_title(capsys: pytest.CaptureFixture[str], panels: list[Panel]) -> None:
+    output(capsys, "plot", "trajectory", RUN, "--count", "3", "--seed", "2")
+    [(written, marks, title)] = panels
+    model = insertlm.load(RUN)
+    examples = model.recipe.task.examples("test", 3, 2)
+    assert [path.prefix for path in written] == [example.prefix for example in examples]
+    assert marks == [path.ids == example.target for path, example in zip(written, examples, strict=True)]
+    assert title == ""
+
+
+def test_several_models_write_the_same_examples(capsys: pytest.CaptureFixture[str], panels: list[Panel]) -> None:
+    other = train("--family.stop_weight", "0.5", run="other")
+    output(capsys, "plot", "trajectory", RUN, other, "--count", "3")
+    assert [panel.title for panel in panels] == [f"ILM ({RUN})", "ILM (other)"]
+    first, second = ([path.prefix for path in panel.trajectories] for panel in panels)
+    assert first == second
+    assert [panel.marks is not None for panel in panels] == [True, True]
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> list[Curve]:
+    """What a picture of training would show; none is drawn."""
+    seen: list[Curve] = []
+    monkeypatch.setattr(plots, "training_figure", lambda curves, label: seen.extend(curves))
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    return seen
+
+
+def test_training_curves_over_steps_and_time(capsys: pytest.CaptureFixture[str], curves: list[Curve]) -> None:
+    output(capsys, "plot", "training", RUN, "--over", "steps")
+    output(capsys, "plot", "training", RUN)
+    steps, minutes = curves
+    lines = [json.loads(line) for line in Path(RUN, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = [(line["step"], line["validation_sequence_accuracy"]) for line in lines if "loss" not in line]
+    assert list(zip(steps.x, steps.accuracy, strict=True)) == found
+    assert minutes.accuracy == steps.accuracy
+    assert 0 < minutes.x[0] < minutes.x[1] < 1
+    assert steps.label == minutes.label == "ILM"
+
+
+def test_seeds_share_a_label_and_recipes_that_differ_do_not(
+    capsys: pytest.CaptureFixture[str], curves: list[Curve]
+) -> None:
+    runs = [train("--train.seed", seed, run=f"seed{seed}") for seed in "12"]
+    output(capsys, "plot", "training", *runs)
+    assert [curve.label for curve in curves] == ["ILM", "ILM"]
+    curves.clear()
+    output(capsys, "plot", "training", *runs, train("--family.stop_weight", "0.5", run="other"))
+    assert [curve.label for curve in curves] == ["ILM (seed1)", "ILM (seed1)", "ILM (other)"]
+
+
 # --- The command itself
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, "--version") == f"insertlm {insertlm.__version__}\n"
-    for command in ([], ["train"], ["evaluate"], ["generate"], ["data"], ["plot"], ["plot", "graph"]):
+    for command in (
+        [],
+        ["train"],
+        ["evaluate"],
+        ["generate"],
+        ["data"],
+        ["plot"],
+        ["plot", "graph"],
+        ["plot", "training"],
+    ):
         with pytest.raises(SystemExit) as left:
             main([*command, "--help"])
         assert left.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: {' '.join(['insertlm', *command])} ")
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == f"insertlm {insertlm.__version__}\n"
+    assert subprocess.run([*COMMAND, "data", "x"], capture_output=True, check=False).returncode == 2
+
+
+def test_sources_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert insertlm.__version__ == "0+unknown"
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["data", "star-easy"], ["data", "nothing"], ["plot", "graph"]])

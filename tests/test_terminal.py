@@ -43,6 +43,24 @@ def test_tokens_move_closer_and_then_close_up_where_there_is_less_room() -> None
     ]
 
 
+def test_a_step_that_writes_several_tokens_is_one_line() -> None:
+    """With the number of its step, all its tokens marked, and the sum of their log-probabilities."""
+    events = [Insertion(0, 0, 12, -0.5, 0.0), Insertion(0, 1, 3, -1.0, 0.0), Insertion(4, 1, 7, -0.25, 0.75)]
+    assert printed(show_trajectory(Trajectory([], [], events, 1.0, complete=True), str, 100))[1:4] == [
+        "    0     ·   ·   ·          0.000",
+        "    1   ›12   ·  ›3  -1.500  0.750",
+        "    5    12  ›7   3  -0.250  1.000",
+    ]
+
+
+def test_a_probability_the_model_cannot_tell_is_a_dash() -> None:
+    event = Insertion(0, 0, 7, -0.5, None)
+    assert printed(show_trajectory(Trajectory([], [], [event], None, complete=True), str, 100))[1:3] == [
+        "    0    ·              –",
+        "    1   ›7   -0.500     –",
+    ]
+
+
 def test_given_tokens_are_there_from_the_start_and_never_marked() -> None:
     infilled = Trajectory([], [1, 2], [Insertion(0, 1, 9, -0.5, 0.1)], 0.9, complete=True)
     assert printed(show_trajectory(infilled, str, 100))[1:3] == [

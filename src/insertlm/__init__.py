@@ -24,9 +24,12 @@ if not TYPE_CHECKING:  # a type checker that saw it would let any misspelt name 
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
-            from importlib.metadata import version
+            from importlib.metadata import PackageNotFoundError, version
 
-            return version("insertlm")
+            try:
+                return version("insertlm")
+            except PackageNotFoundError:  # the sources are on the path, not installed
+                return "0+unknown"
         if name in __all__:
             from insertlm import api
 

@@ -32,7 +32,6 @@ _OVERRIDES = {
     "data": (),
     "plot": ("decode",),
 }
-_SPLITS = ("train", "validation", "test")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,10 +142,16 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
 _count, _seed = _whole(1, 10**9), _whole(0, (1 << 62) - 1)
 
 
-def _split(text: str) -> str:
-    if text not in _SPLITS:
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(_SPLITS)}, got {text!r}")
-    return text
+def _one_of(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {text!r}")
+        return text
+
+    return parse
+
+
+_split, _over = _one_of("train", "validation", "test"), _one_of("minutes", "steps")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,10 +171,11 @@ def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: s
     return command
 
 
+_MODEL_HELP = "run folder or bundled model (default: the bundled star-hard-mini)"
+
+
 def _add_model(command: _Parser) -> None:
-    command.add_argument(
-        "model", nargs="?", metavar="MODEL", help="run folder or bundled model (default: the bundled star-hard-mini)"
-    )
+    command.add_argument("model", nargs="?", metavar="MODEL", help=_MODEL_HELP)
 
 
 def _add_device(command: _Parser) -> None:
@@ -223,12 +229,18 @@ def _add_plot(subparsers: Any) -> None:
     plot = _add(subparsers, "plot", "draw pictures (.png, .svg or .pdf)")
     pictures = plot.add_subparsers(dest="picture", metavar="PICTURE", title="pictures", required=True)
     order = _add(pictures, "trajectory", "draw the order in which tokens came", _DECODE_NOTE, "plot_trajectory")
-    _add_model(order)
+    order.add_argument("models", nargs="*", metavar="MODEL", help=f"{_MODEL_HELP}; several: a panel each")
     order.add_argument("--count", type=_count, default=10, metavar="N", help="sequences (default: 10)")
     graph = _add(pictures, "graph", "draw a star graph with its path", _DECODE_NOTE, "plot_graph")
     graph.add_argument("name", nargs="?", metavar="NAME", help="star-easy, star-medium or star-hard (default)")
     graph.add_argument("--model", help="draw a graph of this model's task, with the path the model writes")
-    for picture, out in ((order, "trajectory.png"), (graph, "graph.png")):
+    for picture in (order, graph):
         picture.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the graphs (default: 0)")
-        picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")
         _add_device(picture)
+    curves = _add(pictures, "training", "draw validation accuracy over training", function="plot_training")
+    curves.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder; a line each")
+    curves.add_argument(
+        "--over", type=_over, default="minutes", metavar="AXIS", help="minutes of training (default) or steps"
+    )
+    for picture, out in ((order, "trajectory.png"), (graph, "graph.png"), (curves, "training.png")):
+        picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")

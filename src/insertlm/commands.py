@@ -10,6 +10,7 @@ import os
 import shlex
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,10 +26,11 @@ from insertlm.tasks.star import PRESETS, Star, edges_of, path_of
 
 if TYPE_CHECKING:
     from insertlm.api import Model
+    from insertlm.config import Recipe
     from insertlm.decoding.settings import DecodeConfig, Prompt
     from insertlm.evaluation.report import Scores
 
-__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_trajectory", "train"]
+__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_training", "plot_trajectory", "train"]
 
 _LISTED = 10  # results of `generate` that get a line each
 _BATCH = 64  # sequences that `generate` and `plot` write at once
@@ -107,12 +109,39 @@ def data(args: Namespace) -> None:
 
 
 def plot_trajectory(args: Namespace) -> None:
-    from insertlm.plots import save, trajectory_figure
+    from insertlm.api import BUNDLED, load
+    from insertlm.plots import Panel, comparison_figure, save
 
-    model = _load(args)
-    examples = model.recipe.task.examples("test", args.count, args.seed)
-    written = _write(model, _prompts(examples, args.seed), args)
-    save(trajectory_figure(written, lambda token: model.decode([token]), _solved(written, examples)), args.out)
+    places = args.models or [BUNDLED]
+    models = [load(place, args.device) for place in places]
+    titles = _labels([model.recipe for model in models], places) if len(models) > 1 else [""]
+    examples = [model.recipe.task.examples("test", args.count, args.seed) for model in models]
+    for place, theirs in zip(places, examples, strict=True):
+        if [prefix for prefix, _ in theirs] != [prefix for prefix, _ in examples[0]]:
+            raise InsertlmError(f"{place} has another task than {places[0]}; expected models of one task")
+    panels = []
+    for model, theirs, title in zip(models, examples, titles, strict=True):
+        written = _write(model, _prompts(theirs, args.seed), args)
+        panels.append(Panel(written, _solved(written, theirs), title))
+    save(comparison_figure(panels, lambda token: models[0].decode([token])), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_training(args: Namespace) -> None:
+    from insertlm.config import load_recipe
+    from insertlm.plots import Curve, save, training_figure
+    from insertlm.training.metrics import accuracies, read_metrics, training_seconds
+
+    logs = [read_metrics(run / "metrics.jsonl") for run in args.runs]
+    if silent := [str(run) for run, log in zip(args.runs, logs, strict=True) if not accuracies(log)]:
+        raise InsertlmError(f"no validation in {', '.join(silent)}; expected runs with train.validate_every above 0")
+    recipes = [load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs]  # seeds share a label
+    curves = []
+    for label, log in zip(_labels(recipes, args.runs), logs, strict=True):
+        steps, shares = zip(*accuracies(log), strict=True)
+        minutes = [seconds / 60 for seconds in training_seconds(log, steps)]
+        curves.append(Curve(label, steps if args.over == "steps" else minutes, shares))
+    save(training_figure(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
     print(f"wrote {args.out}")
 
 
@@ -144,6 +173,17 @@ def _settings(model: Model, args: Namespace) -> DecodeConfig:
 
     changes = {key.removeprefix("decode."): parse_value(key, value) for key, value in args.overrides}
     return change_decode(model.recipe.decode, changes, [key for key, _ in args.overrides])
+
+
+def _labels(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
+    """The name of each one's family; where recipes that differ share it, with the place of the first one like it."""
+    names = {recipe: str(recipe.family.__struct_config__.tag).upper() for recipe in recipes}
+    shared = Counter(names.values())
+    labels: dict[Recipe, str] = {}
+    for recipe, place in zip(recipes, places, strict=True):
+        name = names[recipe]
+        labels.setdefault(recipe, name if shared[name] == 1 else f"{name} ({place})")
+    return [labels[recipe] for recipe in recipes]
 
 
 def _prompts(examples: Examples, seed: int) -> list[Prompt]:
@@ -201,6 +241,7 @@ def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespac
         "command": args.line,
         "model": args.model,
         "step": model.step,
+        "parameters": sum(parameter.numel() for parameter in model.family.parameters()),
         "split": args.split,
         **asdict(scores),
         "tokens_per_second": scores.tokens_per_second,

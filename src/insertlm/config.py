@@ -163,8 +163,8 @@ def _override(tree: dict[Any, Any], key: str, value: str) -> None:
 
 
 def _expand(section: str, keys: Any, source: str, overridden: Collection[str]) -> Any:
-    """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty; a
-    family without a name is the usual one."""
+    """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty, and a
+    family without a name is the default one."""
     keys = {} if keys is None else keys
     if section == "family" and isinstance(keys, dict):
         return {"name": IlmConfig.__struct_config__.tag, **keys}

@@ -21,7 +21,8 @@ __all__ = ["progress_bar", "results_table", "show_trajectory", "standard_output"
 
 MARK = "›"  # before the token that is new in a line
 ABSENT = "·"  # where a token will come later
-LEGEND = f" {MARK} new token   log p: of its insertion   stop: chance that the text is complete"
+UNKNOWN = "–"  # for a probability that the model cannot tell
+LEGEND = f" {MARK} new token   log p: of all that the step wrote   stop: chance that the text is complete"
 NEW, GOOD, BAD, FAINT = "bold black on green", "bold green", "bold red", "dim"
 BESIDE = 26  # columns that a trajectory's table needs beside the text
 PLAIN_WIDTH = 120  # of what goes into a file or a pipe
@@ -68,7 +69,7 @@ def verdict(good: bool, text: str) -> Text:
 
 
 def show_trajectory(trajectory: Trajectory, names: Callable[[int], str], width: int) -> Group:
-    """A line for every insertion: the text after it with the new token marked, the log-probability of the insertion,
+    """A line for every step that wrote something: the text after it with the new tokens marked, their log-probability,
     and the probability that the text as it stands is complete.
 
     Every token stands in the place it has in the end, if that fits into `width`; else the text is closed up.
@@ -82,23 +83,29 @@ def show_trajectory(trajectory: Trajectory, names: Callable[[int], str], width: 
     table.add_column("text", no_wrap=cell is not None)
     table.add_column("log p", justify="right")
     table.add_column("stop", justify="right")
-    tokens = list(zip(cells, trajectory.order, strict=True))
-    insertions = ["", *(f"{event.log_probability:.3f}" for event in trajectory.events)]
-    stops = [*(event.stop_probability for event in trajectory.events), trajectory.stop_probability]
-    for number, (insertion, stop) in enumerate(zip(insertions, stops, strict=True)):
-        table.add_row(str(number), _line(tokens, number, cell), insertion, f"{stop:.3f}")
+    tokens = list(zip(cells, trajectory.turns, strict=True))
+    steps = trajectory.steps
+    stops = [*(events[0].stop_probability for events in steps), trajectory.stop_probability]
+    table.add_row("0", _line(tokens, 0, cell), "", _probability(stops[0]))
+    for turn, (events, stop) in enumerate(zip(steps, stops[1:], strict=True), start=1):
+        score = sum(event.log_probability for event in events)
+        table.add_row(str(events[0].step + 1), _line(tokens, turn, cell), f"{score:.3f}", _probability(stop))
     return Group(table, Text(LEGEND, FAINT))
 
 
-def _line(tokens: Sequence[tuple[str, int]], number: int, cell: int | None) -> Text:
-    """The text after `number` insertions. tokens: names and the events that wrote them (-1: given); cell: the room that
-    each has (None: the text is closed up)."""
+def _probability(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"
+
+
+def _line(tokens: Sequence[tuple[str, int]], now: int, cell: int | None) -> Text:
+    """The text after turn `now`. tokens: names and the turns in which they came (0: given); cell: the room that each
+    has (None: the text is closed up)."""
     line = Text()
-    for name, event in tokens:
+    for name, turn in tokens:
         blanks = " " * ((cell or cell_len(name) + 1) - cell_len(name))
-        if event == number - 1 >= 0:
+        if turn == now > 0:
             line.append(blanks[1:]).append(MARK + name, NEW)
-        elif event < number:
+        elif turn <= now:
             line.append(blanks + name)
         elif cell is not None:
             line.append(ABSENT.rjust(cell), FAINT)

@@ -36,6 +36,21 @@ def test_nothing_written() -> None:
     assert trajectory_of([]).ids == trajectory_of([]).order == []
     assert trajectory_of([4, 5]).ids == [4, 5]
     assert trajectory_of([4, 5]).order == [-1, -1]
+    assert (trajectory_of([4, 5]).turns, trajectory_of([4, 5]).steps) == ([0, 0], [])
+
+
+def test_tokens_of_one_step_share_a_turn() -> None:
+    """Turns count the steps that wrote something."""
+    events = [Insertion(step, rank, token, -0.5, None) for step, rank, token in [(0, 0, 1), (0, 2, 2), (5, 1, 3)]]
+    trajectory = Trajectory([], [7], events, stop_probability=None, complete=True)
+    assert trajectory.ids == [1, 3, 7, 2]
+    assert trajectory.turns == [1, 2, 0, 1]
+    assert trajectory.steps == [events[:2], events[2:]]
+
+
+@given(trajectories())
+def test_with_one_token_a_step_turns_are_the_order(trajectory: Trajectory) -> None:
+    assert trajectory.turns == [event + 1 for event in trajectory.order]
 
 
 @given(trajectories())

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from insertlm.errors import InsertlmError
-from insertlm.training.metrics import MetricsLog, open_tracker
+from insertlm.training.metrics import (
+    Measure,
+    MetricsLog,
+    accuracies,
+    open_tracker,
+    read_metrics,
+    training_seconds,
+)
 
 
 def record(step: int) -> dict[str, float | int | str]:
@@ -124,6 +131,42 @@ def test_a_full_disk_while_writing(tmp_path: Path) -> None:
         log.write(record(1))
     with pytest.raises(InsertlmError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
         log.close()
+
+
+# Reading back
+
+
+def test_what_is_read_back(tmp_path: Path) -> None:
+    """Also while a run is writing: the torn last line is left out."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"step": 5, "loss": 1.5, "steps_per_second": 2.0}\n{"step": 5, "validation_sequence_accuracy": 12.5, "x": 1}\n'
+        '{"step": 6, "loss": null, "steps_per_second": null}\n{"step": 7, "lo'
+    )
+    measures = read_metrics(path)
+    assert measures == [Measure(5, 2.0), Measure(5, None, 12.5), Measure(6)]
+    assert accuracies(measures) == [(5, 12.5)]
+
+
+def test_metrics_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InsertlmError) as caught:
+        read_metrics(tmp_path / "metrics.jsonl")
+    assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: no such file; expected the metrics of a run"
+
+
+def test_training_time_is_that_of_the_steps_between_lines() -> None:
+    measures = [Measure(10, 5.0), Measure(12, None, 50.0), Measure(20, 10.0), Measure(24, 4.0)]
+    assert training_seconds(measures, [0, 5, 10, 12, 20, 24]) == pytest.approx([0, 1, 2, 2.2, 3, 4])
+    assert training_seconds(measures, [30]) == pytest.approx([4])
+    assert training_seconds([Measure(3, None, 1.0)], [3]) == [0]
+
+
+def test_compilation_is_not_training_time() -> None:
+    """Neither at the start nor where a run was resumed: such a line counts as three times the usual one."""
+    usual = [Measure(step, 10.0) for step in range(100, 2001, 100)]
+    slow = [Measure(measure.step, 0.5 if measure.step in (100, 1100) else 10.0) for measure in usual]
+    assert training_seconds(usual, [2000]) == pytest.approx([200])
+    assert training_seconds(slow, [2000]) == pytest.approx([240])
 
 
 # Trackers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 __all__ = ["Insertion", "Trajectory"]
@@ -43,6 +44,17 @@ class Trajectory:
     def order(self) -> list[int]:
         """For each token of `ids`, the number of the event that wrote it; -1 for given ones."""
         return self._replay([-1] * len(self.start), list(range(len(self.events))))
+
+    @property
+    def steps(self) -> list[list[Insertion]]:
+        """The events, those of one step together; a step that wrote nothing is not there."""
+        return [list(events) for _, events in groupby(self.events, key=lambda event: event.step)]
+
+    @property
+    def turns(self) -> list[int]:
+        """For each token of `ids`, which of `steps` wrote it, counted from 1; 0 for given ones."""
+        turns = [turn for turn, events in enumerate(self.steps, start=1) for _ in events]
+        return self._replay([0] * len(self.start), turns)
 
     def _replay(self, line: list[int], values: list[int]) -> list[int]:
         for event, value in zip(self.events, values, strict=True):

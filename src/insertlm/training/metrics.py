@@ -1,20 +1,34 @@
-"""What a run reports while it trains: a JSON-lines file always, TensorBoard or W&B if asked for."""
+"""What a run reports while it trains: a JSON-lines file, which can be read back, and TensorBoard or W&B if asked."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import msgspec
+import numpy as np
 
 from insertlm.errors import InsertlmError
 from insertlm.files import write_atomically, writing
 
-__all__ = ["MetricsLog", "Tracker", "TrackerKind", "open_tracker"]
+__all__ = [
+    "Measure",
+    "MetricsLog",
+    "Tracker",
+    "TrackerKind",
+    "accuracies",
+    "open_tracker",
+    "read_metrics",
+    "training_seconds",
+]
+
+_SLOWEST = 3.0  # times the median: what takes longer is not training alone
 
 TrackerKind = Literal["none", "tensorboard", "wandb"]
 
@@ -57,27 +71,60 @@ class MetricsLog:
         self.close()
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """All that resuming needs to know of a line; one without a step belongs to no step and stays."""
+class Measure(msgspec.Struct, frozen=True):
+    """What a line tells, as far as it is read back; a line without a step belongs to none.
+
+    steps_per_second: since the last line that has one, or since the checkpoint that training went on from
+    """
 
     step: int = -1
+    steps_per_second: float | None = None
+    validation_sequence_accuracy: float | None = None
+
+
+def read_metrics(path: Path) -> list[Measure]:
+    """The lines of a `metrics.jsonl`, also while a run writes it."""
+    if not path.is_file():
+        raise InsertlmError(f"{path}: no such file; expected the metrics of a run")
+    return [measure for _, measure in _whole_lines(path)]
+
+
+def accuracies(measures: Iterable[Measure]) -> list[tuple[int, float]]:
+    """The validations: step, and share of sequences in percent."""
+    found = ((measure.step, measure.validation_sequence_accuracy) for measure in measures)
+    return [(step, share) for step, share in found if share is not None]
+
+
+def training_seconds(measures: Sequence[Measure], steps: Sequence[int]) -> list[float]:
+    """How long training had taken at each of these steps, validation and saving not counted.
+
+    A line during which something was compiled, or the machine slept, stands out; it counts as `_SLOWEST` times the
+    median. So a run that was resumed has taken as long as one that was not.
+    """
+    timed = [(measure.step, 1 / measure.steps_per_second) for measure in measures if measure.steps_per_second]
+    most = _SLOWEST * statistics.median(seconds for _, seconds in timed) if timed else 0.0
+    ends = [0, *(step for step, _ in timed)]
+    spent = [(b - a) * min(seconds, most) for (a, b), (_, seconds) in zip(pairwise(ends), timed, strict=True)]
+    seconds: list[float] = np.interp(steps, ends, np.cumsum([0.0, *spent])).tolist()
+    return seconds
 
 
 def _lines_until(path: Path, step: int) -> bytes:
-    """The whole lines of the file up to `step`.
+    """The whole lines of the file up to `step`."""
+    lines = _whole_lines(path) if path.exists() else ()
+    return b"".join(line + b"\n" for line, measure in lines if measure.step <= step)
 
-    Only the last line can be torn, and a torn one is never valid JSON, since the first `{` is closed by the last `}`.
-    """
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    kept = []
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, Measure]]:
+    """Only the last line can be torn, and a torn one is never valid JSON, since the first `{` is closed by the last
+    `}`."""
+    lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            if msgspec.json.decode(line, type=_Line).step <= step:
-                kept.append(line + b"\n")
+            yield line, msgspec.json.decode(line, type=Measure)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if number < len(lines):
                 raise InsertlmError(f"{path}, line {number}: expected a JSON object with a step: {error}") from error
-    return b"".join(kept)
 
 
 class Tracker(Protocol):

@@ -1,0 +1,112 @@
+"""Commands in several processes at once, none of which outlives us: for scripts that may be stopped at any time.
+
+Children stay in our process group, so that whoever kills the group gets them too.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Job", "run"]
+
+_TICK = 0.1  # seconds between looks
+_PATIENCE = 5.0  # seconds that children have to end once they are asked to
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Commands that follow one another as long as each succeeds. All they print goes to the end of `log`."""
+
+    name: str
+    commands: Sequence[Sequence[str]]
+    log: Path
+
+
+def run(jobs: Iterable[Job], at_once: int, ended: Callable[[Job, str | None], None], until: float = math.inf) -> bool:
+    """Carry out all jobs, up to `at_once` at a time; whether we got through.
+
+    `ended` hears of each: its last word if it failed, else None. A signal, or the time `until` (as time.monotonic() has
+    it), ends everything before: children are stopped, and of those `ended` hears nothing.
+    """
+    waiting, running = deque(jobs), list[_Running]()
+    with _asked_to_stop() as asked:
+        try:
+            while waiting or running:
+                over = [child for child in running if child.over()]
+                if asked() or time.monotonic() >= until:  # asked last: who is stopped with us has not failed
+                    return False
+                for child in over:
+                    running.remove(child)
+                    ended(child.job, child.problem)
+                while waiting and len(running) < at_once:
+                    running.append(_Running(waiting.popleft()))
+                time.sleep(_TICK)
+            return True
+        finally:
+            _stop([child.process for child in running])
+
+
+class _Running:
+    """A job under way, at least one command of which there is. problem: what it ended with, None if all went well"""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.problem: str | None = None
+        self._waiting = deque(job.commands)
+        self.process = self._start()
+
+    def over(self) -> bool:
+        """Looks, and starts the next command when it is its turn."""
+        code = self.process.poll()
+        if code == 0 and self._waiting:
+            self.process = self._start()
+            return False
+        if code:
+            self.problem = _last_line(self.job.log) if code > 0 else f"killed by {signal.Signals(-code).name}"
+        return code is not None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = self._waiting.popleft()
+        with self.job.log.open("ab") as log:
+            log.write(f"$ {shlex.join(command)}\n".encode())
+            log.flush()
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Signals that would end us are noted instead; the function tells whether there was one."""
+    seen: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in _SIGNALS}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    limit = time.monotonic() + _PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(0.0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,164 @@
+"""The star-graph table: trains and evaluates every family on every task, several at a time, and can be stopped at will.
+
+python benchmarks/star_table.py --seeds 1 2 3 --side-by-side 4                      # on a GPU, all of it
+python benchmarks/star_table.py --side-by-side 4 --deadline 550                     # part of it: call until it is done
+python benchmarks/star_table.py --preset mini --rates 1e-4 1e-3 --split validation  # which learning rate?
+python benchmarks/star_table.py --render runs/star-table/table.json                 # the results as Markdown
+
+Each cell is `insertlm train` and `insertlm evaluate` with a recipe. What is done is not done again: a cell that was cut
+off goes on from its last checkpoint. The results, one record per row of the table, are written whenever a cell is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from side_by_side import Job
+    from star_cells import Cell
+
+TASKS = ("easy", "medium", "hard")
+FAMILIES = ("ilm", "arm", "mdm", "it", "armo")
+MARGIN = 8.0  # seconds before the deadline at which children are stopped
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if the table is complete."""
+    started = time.monotonic()  # before torch is imported, which may take a while
+    chosen = _arguments(arguments)
+    if chosen.render:
+        from render_table import markdown
+
+        print(markdown([record for path in chosen.render for record in json.loads(path.read_bytes())]))
+        return 0
+    cells = _cells(chosen)
+    if not cells or chosen.side_by_side < 1:
+        sys.exit("star_table: no recipe for this task and family" if not cells else "star_table: expected N >= 1")
+    table = _Table(cells, chosen.folder, chosen.out or chosen.folder / "table.json")
+    return table.fill(chosen.side_by_side, started + chosen.deadline - MARGIN)
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="armo: star-easy alone")
+    parser.add_argument("--preset", choices=("mini", "paper"), default="paper", help="of the model (default: paper)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N", help="of training (default: 1)")
+    parser.add_argument(
+        "--rates", nargs="+", default=[None], metavar="R", help="learning rates (default: the recipes')"
+    )
+    parser.add_argument("--split", choices=("validation", "test"), default="test", help="to evaluate (default: test)")
+    parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), dest="changes")
+    parser.add_argument("--folder", type=Path, default=Path("runs/star-table"), help="of the runs and their logs")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON (default: FOLDER/table.json)")
+    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
+    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="end by then, done or not")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
+    parser.add_argument("--render", nargs="+", type=Path, metavar="FILE", help="print the Markdown of such JSON files")
+    return parser.parse_args(arguments)
+
+
+def _cells(chosen: argparse.Namespace) -> list[Cell]:
+    """The first seed of everything comes before the second of anything."""
+    from star_cells import RECIPES, Cell
+
+    changes = tuple((key, value) for key, value in chosen.changes)
+    options = ("--device", chosen.device) if chosen.device else ()
+    return [
+        Cell(chosen.folder, task, family, chosen.preset, seed, rate, chosen.split, changes, options)
+        for seed, rate, task, family in product(chosen.seeds, chosen.rates, chosen.tasks, chosen.families)
+        if (RECIPES / f"star_{task}" / f"{family}.yaml").is_file()
+    ]
+
+
+class _Table:
+    """The cells asked for, and what has become of them so far: records, by cell, and problems of those that failed."""
+
+    def __init__(self, cells: Sequence[Cell], folder: Path, out: Path) -> None:
+        self.cells, self.folder, self.out = {cell.name: cell for cell in cells}, folder, out
+        self.records: dict[str, list[dict[str, Any]]] = {}
+        self.problems: dict[str, str] = {}
+
+    def fill(self, at_once: int, until: float) -> int:
+        from side_by_side import run
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        jobs = [job for cell in self.cells.values() if (job := self._job(cell))]
+        self._write()  # if it cannot be written, now is the time to know
+        run(jobs, at_once, lambda job, problem: self._ended(job.name, problem), until)
+        cut_off = [name for name in self.cells if name not in self.records and name not in self.problems]
+        for name in cut_off:  # some of its evaluations may be there
+            self.records[name] = self.cells[name].records()
+        self._write()
+        self._print()
+        if cut_off:
+            print(f"stopped with {len(cut_off)} to go; the same command goes on")
+        return 1 if cut_off or self.problems else 0
+
+    def _job(self, cell: Cell) -> Job | None:
+        """What there is to do, if anything."""
+        from side_by_side import Job
+
+        from insertlm.errors import InsertlmError
+
+        try:
+            missing = cell.missing()
+        except InsertlmError as error:
+            self._ended(cell.name, str(error))
+            return None
+        if not missing:
+            self._ended(cell.name, None)
+            return None
+        commands = [[sys.executable, "-m", "insertlm", *words] for words in missing]
+        return Job(cell.name, commands, self._log(cell.name))
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _ended(self, name: str, problem: str | None) -> None:
+        records = [] if problem else self.cells[name].records()
+        if records:
+            self.records[name] = records
+            self._write()
+            parts = [f"{record['decoding']} {record['sequence_accuracy']:.1f} %".strip() for record in records]
+            word = f"{', '.join(parts)} exact, {records[0]['training_minutes']:.1f} min of training"
+        else:
+            self.problems[name] = problem or "it left no results"
+            word = f"FAILED: {self.problems[name]}" + (f" (log: {log})" if (log := self._log(name)).is_file() else "")
+        print(f"{len(self.records) + len(self.problems)} of {len(self.cells)}  {name}: {word}", flush=True)
+
+    def _write(self) -> None:
+        from insertlm.files import write_atomically
+
+        records = [record for name in self.cells for record in self.records.get(name, [])]
+        write_atomically(self.out, f"{json.dumps(records, indent=2)}\n".encode())
+
+    def _print(self) -> None:
+        from rich.table import Table
+
+        from insertlm.terminal import standard_output
+
+        table = Table("cell", "decoding", box=None)
+        for name in ("exact %", "token %", "minutes"):
+            table.add_column(name, justify="right")
+        for name in self.cells:
+            for each in self.records.get(name, []):
+                numbers = (each["sequence_accuracy"], each["token_accuracy"], each["training_minutes"])
+                table.add_row(name, each["decoding"], *(f"{number:.1f}" for number in numbers))
+            if name in self.problems:
+                table.add_row(name, "failed")
+        console = standard_output()
+        console.print(table)
+        console.print(f"wrote {self.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,6 +16,7 @@ from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.settings import DecodeConfig
 from insertlm.errors import InsertlmError
 from insertlm.families.ilm import IlmConfig
+from insertlm.families.mdm import MdmConfig
 from insertlm.files import reason
 from insertlm.section import Count, Index, Section
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 TASK_PRESETS: dict[str, dict[str, Any]] = {name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()}
-FamilyConfig = IlmConfig  # a union, as soon as there are others
+FamilyConfig = IlmConfig | MdmConfig
 _MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
 

@@ -12,6 +12,7 @@ The module knows ids, positions and an attention object; not batches, caches, ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,11 @@ from insertlm.backbone.attention import Attention
 from insertlm.noise import keep_mask
 from insertlm.section import Count, Section, Share
 
-__all__ = ["PRESETS", "ModelConfig", "Transformer"]
+__all__ = ["PRESETS", "Block", "Condition", "ModelConfig", "Transformer"]
+
+Condition = tuple[
+    Tensor, Tensor
+]  # what blocks of a kind that asks for it know of each sequence, [B, …]; whose row, [T]
 
 _ROTARY_DIMS = 64
 _ROTARY_BASE = 10_000.0
@@ -83,24 +88,38 @@ class Block(nn.Module):
         attention: Attention,
         keys: Tensor | None,
         wanted: Tensor | None,
+        condition: Condition | None = None,
     ) -> Tensor:
         """x: [T, width]; keys: [T] int32 for dropout, or None; wanted: the rows to return, None for all."""
-        mixed = attention(self.layer, *self.project(x, turn))
+        mixed = attention(self.layer, *self.project(x, turn, condition))
         if wanted is not None:
             x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
             keys = None if keys is None else keys.index_select(0, wanted)
-        return self.update(x, mixed, keys)
+            condition = None if condition is None else (condition[0], condition[1].index_select(0, wanted))
+        return self.update(x, mixed, keys, condition)
 
-    def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, turn: tuple[Tensor, Tensor], condition: Condition | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """What attention mixes: q, k, v, each [T, heads, head_dim]."""
-        qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.heads, -1)
+        qkv = self.qkv(self.read(x, 0, condition)).view(len(x), 3, self.heads, -1)
         q, k = rotate(qkv[:, :2], *turn).unbind(1)
         return q, k, qkv[:, 2]
 
-    def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None) -> Tensor:
+    def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None, condition: Condition | None) -> Tensor:
         """Everything after attention."""
-        x = x + self._dropout(self.out(mixed.flatten(1)), keys, 0)
-        return x + self._dropout(self.down(F.relu(self.up(self.hidden_norm(x)))), keys, 1)
+        x = self.add(x, self._dropout(self.out(mixed.flatten(1)), keys, 0), 0, condition)
+        inner = F.relu(self.up(self.read(x, 1, condition)))
+        return self.add(x, self._dropout(self.down(inner), keys, 1), 1, condition)
+
+    def read(self, x: Tensor, site: int, condition: Condition | None) -> Tensor:
+        """What attention (site 0) and the feed-forward (site 1) read of the residual stream."""
+        normed: Tensor = (self.attention_norm, self.hidden_norm)[site](x)
+        return normed
+
+    def add(self, x: Tensor, change: Tensor, site: int, condition: Condition | None) -> Tensor:
+        """How what they give is added to it."""
+        return x + change
 
     def _dropout(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
         if keys is None or self.drop == 0.0:
@@ -113,10 +132,12 @@ class Transformer(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+    def __init__(
+        self, config: ModelConfig, vocabulary: int, block: Callable[[ModelConfig, int], Block] = Block
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.width)
-        self.blocks = nn.ModuleList([Block(config, layer) for layer in range(config.layers)])
+        self.blocks = nn.ModuleList([block(config, layer) for layer in range(config.layers)])
         cos, sin = rotations(config.max_length, config.width // config.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -129,13 +150,14 @@ class Transformer(nn.Module):
         *,
         keys: Tensor | None = None,
         wanted: Tensor | None = None,
+        condition: Condition | None = None,
     ) -> Tensor:
         """tokens, positions: [T]; keys: [T] int32, what dropout depends on (None: no dropout). Returns [T, width], or
         only the rows `wanted`, which saves most of the last block."""
         x: Tensor = self.embedding(tokens)
         turn = self.cos[positions], self.sin[positions]
         for layer, block in enumerate(self.blocks, start=1):
-            x = block(x, turn, attention, keys, wanted if layer == len(self.blocks) else None)
+            x = block(x, turn, attention, keys, wanted if layer == len(self.blocks) else None, condition)
         return x
 
     def compile_pieces(self) -> None:

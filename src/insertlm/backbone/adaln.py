@@ -44,9 +44,9 @@ class TimeFeatures(nn.Module):
 
     def forward(self, number: Tensor) -> Tensor:
         """[B] to [B, features]"""
-        place = torch.arange(_WAVES, device=number.device)
+        place = torch.arange(_WAVES, device=number.device, dtype=self.up.weight.dtype)
         angle = number[:, None] * torch.exp(-math.log(_LONGEST_WAVE) / _WAVES * place)
-        waves = torch.cat([angle.cos(), angle.sin()], 1).to(self.up.weight.dtype)
+        waves = torch.cat([angle.cos(), angle.sin()], 1)
         with torch.autocast(number.device.type, enabled=False):
             return nn.functional.silu(self.out(nn.functional.silu(self.up(waves))))
 

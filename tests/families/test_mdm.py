@@ -143,10 +143,10 @@ def textbook(mdm: MDM, attention: Softmax, batch: list[Example], noise: Noise) -
     """The bound per cell, and the mean cross-entropy of masked cells."""
     allowed = torch.zeros(mdm.vocabulary, dtype=torch.bool)
     allowed[[*range(WORDS), mdm.specials.pad]] = True
-    weighted, lost, count = torch.zeros(()).double(), torch.zeros(()).double(), 0
-    for example, time, masked in zip(batch, times(noise), masks(noise).tolist(), strict=True):
+    bound, lost = torch.zeros(()).double(), torch.zeros(()).double()
+    for example, time, masked in zip(batch, times(noise), masks(noise), strict=True):
         block = [*example.target, *[mdm.specials.pad] * (BLOCK - len(example.target))]
-        seen = [mdm.specials.mask if hidden else token for token, hidden in zip(block, masked, strict=True)]
+        seen = [mdm.specials.mask if masked[cell] else block[cell] for cell in range(BLOCK)]
         row = torch.tensor([*example.prefix, mdm.specials.bos, *seen])
         everyone = torch.ones(len(row), len(row), dtype=torch.bool)
         condition = mdm.time(total_noise(time[None])), torch.zeros_like(row)
@@ -156,12 +156,9 @@ def textbook(mdm: MDM, attention: Softmax, batch: list[Example], noise: Noise) -
         )
         logits = mdm.norm(x, condition) @ mdm.unembedding.weight.T
         log_p = logits.masked_fill(~allowed, -torch.inf).log_softmax(-1)[-BLOCK:]
-        for cell in range(BLOCK):
-            if masked[cell]:
-                weighted = weighted - log_p[cell, block[cell]] / time
-                lost = lost - log_p[cell, block[cell]]
-                count += 1
-    return weighted / (len(batch) * BLOCK), lost / max(count, 1)
+        cost = -(log_p[range(BLOCK), block] * masked).sum()
+        bound, lost = bound + cost / time, lost + cost
+    return bound / (len(batch) * BLOCK), lost / masks(noise).sum().clamp(min=1)
 
 
 @given(batches, seeds)

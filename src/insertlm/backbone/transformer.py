@@ -25,9 +25,8 @@ from insertlm.section import Count, Section, Share
 
 __all__ = ["PRESETS", "Block", "Condition", "ModelConfig", "Transformer"]
 
-Condition = tuple[
-    Tensor, Tensor
-]  # what blocks of a kind that asks for it know of each sequence, [B, …]; whose row, [T]
+# What a kind of block may know of each sequence, [B, …], and which sequence each row belongs to, [T].
+Condition = tuple[Tensor, Tensor]
 
 _ROTARY_DIMS = 64
 _ROTARY_BASE = 10_000.0

@@ -17,6 +17,7 @@ from insertlm.decoding.settings import DecodeConfig
 from insertlm.errors import InsertlmError
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
+from insertlm.families.mdm import MdmConfig
 from insertlm.files import reason
 from insertlm.section import Count, Index, Section
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 TASK_PRESETS: dict[str, dict[str, Any]] = {name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()}
-FamilyConfig = IlmConfig | ItConfig
+FamilyConfig = IlmConfig | MdmConfig | ItConfig
 _MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
 

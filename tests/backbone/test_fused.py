@@ -41,7 +41,7 @@ def relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias).relu()
 
 
-def plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def plain_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.layer_norm(x, x.shape[1:], weight, bias, 1e-5)
 
 
@@ -50,6 +50,12 @@ def plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def test_layer_norm(count: int, seed: int) -> None:
     *inputs, upstream = drawn(seed, (count, 6), (6,), (6,), (count, 6))
     assert_same(layer_norm, plain_norm, inputs, upstream)
+
+
+def test_layer_norm_without_bias() -> None:
+    *inputs, upstream = drawn(0, (4, 6), (6,), (4, 6))
+    plain = partial(plain_norm, bias=None)
+    assert_same(partial(layer_norm, bias=None), plain, inputs, upstream)
 
 
 @given(rows, seeds, st.booleans())

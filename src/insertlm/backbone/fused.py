@@ -21,7 +21,7 @@ ROWS = 128  # of a block; buffers of a fixed capacity hold whole blocks
 _EPSILON = 1e-5
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[T, width] to [T, width], in float32 at least."""
     normed: Tensor = _LayerNorm.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return normed
@@ -67,22 +67,23 @@ def _column_sums(x: Tensor) -> Tensor:
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         normed, mean, scale = torch.native_layer_norm(x, x.shape[1:], weight, bias, _EPSILON)
         ctx.save_for_backward(x, weight, bias, mean, scale)
         return normed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight, bias, mean, scale = ctx.saved_tensors
-        by_hand = grad.is_cuda
+        wanted = [True, not grad.is_cuda, not grad.is_cuda and bias is not None]
         x_grad, weight_grad, bias_grad = torch.ops.aten.native_layer_norm_backward(
-            grad, x, x.shape[1:], mean, scale, weight, bias, [True, not by_hand, not by_hand]
+            grad, x, x.shape[1:], mean, scale, weight, bias, wanted
         )
-        if by_hand:
-            weight_grad, bias_grad = _column_sums(grad * ((x - mean) * scale)), _column_sums(grad)
-        return x_grad, weight_grad, bias_grad
+        if grad.is_cuda:
+            weight_grad = _column_sums(grad * ((x - mean) * scale))
+            bias_grad = None if bias is None else _column_sums(grad)
+        return x_grad, weight_grad, bias_grad if bias is not None else None
 
 
 class _Linear(torch.autograd.Function):

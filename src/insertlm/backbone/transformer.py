@@ -12,6 +12,7 @@ The module knows ids, positions and an attention object; not batches, caches, ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ from insertlm.backbone.fused import layer_norm, linear, rotate
 from insertlm.noise import column_keys, keep_mask
 from insertlm.section import Count, Section, Share
 
-__all__ = ["PRESETS", "ModelConfig", "Transformer"]
+__all__ = ["PRESETS", "Block", "Condition", "ModelConfig", "Transformer"]
+
+# What a kind of block may know of each sequence, [B, …], and which sequence each row belongs to, [T].
+Condition = tuple[Tensor, Tensor]
 
 _ROTARY_DIMS = 64
 _ROTARY_BASE = 10_000.0
@@ -79,25 +83,37 @@ class Block(nn.Module):
         attention: Attention,
         keys: Tensor | None,
         wanted: Tensor | None,
+        condition: Condition | None = None,
     ) -> Tensor:
         """x: [T, width]; keys: [T] int32 for dropout, or None; wanted: the rows to return, None for all."""
-        mixed = attention(self.layer, *self.project(x, turn))
+        mixed = attention(self.layer, *self.project(x, turn, condition))
         if wanted is not None:
             x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
             keys = None if keys is None else keys.index_select(0, wanted)
-        return self.update(x, mixed, keys)
+            condition = None if condition is None else (condition[0], condition[1].index_select(0, wanted))
+        return self.update(x, mixed, keys, condition)
 
-    def project(self, x: Tensor, turn: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, turn: tuple[Tensor, Tensor, Tensor], condition: Condition | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """What attention mixes: q, k, v, each [T, heads, head_dim]."""
-        normed = layer_norm(x, self.attention_norm.weight, self.attention_norm.bias)
-        return rotate(self.qkv(normed).view(len(x), 3, self.heads, -1), *turn)
+        return rotate(self.qkv(self.read(x, 0, condition)).view(len(x), 3, self.heads, -1), *turn)
 
-    def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None) -> Tensor:
+    def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None, condition: Condition | None) -> Tensor:
         """Everything after attention."""
-        x = x + self._dropout(self.out(mixed.flatten(1)), keys, 0)
-        normed = layer_norm(x, self.hidden_norm.weight, self.hidden_norm.bias)
-        hidden = linear(normed, self.up.weight, self.up.bias, relu=True)
-        return x + self._dropout(linear(hidden, self.down.weight, self.down.bias), keys, 1)
+        x = self.add(x, self._dropout(self.out(mixed.flatten(1)), keys, 0), 0, condition)
+        hidden = linear(self.read(x, 1, condition), self.up.weight, self.up.bias, relu=True)
+        change = linear(hidden, self.down.weight, self.down.bias)
+        return self.add(x, self._dropout(change, keys, 1), 1, condition)
+
+    def read(self, x: Tensor, site: int, condition: Condition | None) -> Tensor:
+        """What attention (site 0) and the feed-forward (site 1) read of the residual stream."""
+        norm = (self.attention_norm, self.hidden_norm)[site]
+        return layer_norm(x, norm.weight, norm.bias)
+
+    def add(self, x: Tensor, change: Tensor, site: int, condition: Condition | None) -> Tensor:
+        """How what they give is added to it."""
+        return x + change
 
     def _dropout(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
         if keys is None or self.drop == 0.0:
@@ -110,11 +126,13 @@ class Transformer(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+    def __init__(
+        self, config: ModelConfig, vocabulary: int, block: Callable[[ModelConfig, int], Block] = Block
+    ) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(vocabulary, config.width)
-        self.blocks = nn.ModuleList([Block(config, layer) for layer in range(config.layers)])
+        self.blocks = nn.ModuleList([block(config, layer) for layer in range(config.layers)])
         cos, sin = rotations(config.max_length, config.width // config.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -127,13 +145,14 @@ class Transformer(nn.Module):
         *,
         keys: Tensor | None = None,
         wanted: Tensor | None = None,
+        condition: Condition | None = None,
     ) -> Tensor:
         """tokens, positions: [T]; keys: [T] int32, what dropout depends on (None: no dropout). Returns [T, width], or
         only the rows `wanted`, which saves most of the last block."""
         x: Tensor = self.embedding(tokens)
         turn = self.cos, self.sin, positions
         for layer, block in enumerate(self.blocks, start=1):
-            x = block(x, turn, attention, keys, wanted if layer == len(self.blocks) else None)
+            x = block(x, turn, attention, keys, wanted if layer == len(self.blocks) else None, condition)
         return x
 
     def autocast(self) -> torch.autocast:

@@ -1,0 +1,314 @@
+"""The masked diffusion model, the paper's rival: the method, whole, in one file.
+
+Design choices, the published ones unless said:
+- A row reads `prefix <bos> block`. The block has a fixed number of cells: the text, then <pad> to its end. Pads are
+  tokens like others, masked, predicted and in the loss: that is how the model says how long a text is. We pad to the
+  longest target, the published code to the longest row. The prefix is never masked and never predicted.
+- Noise: a time t uniform on (0.001, 1) for every example; every cell of the block is masked with chance (1 − ε)t,
+  ε = e^-10, independently (the log-linear schedule). Times are not stratified over the batch: noise depends on seed,
+  example and epoch alone.
+- Loss: the cross-entropy of masked cells, times 1/t, over the number of all cells of the block. This is the bound on
+  the likelihood, as in MDLM; the published code divides by the number of masked cells.
+- A cell holds a word or <pad>: other special tokens, <mask> too, have no probability, and a cell that is not masked
+  stays as it is (MDLM's SUBS). The published code learns over the whole vocabulary.
+- Every block of the network knows the total noise −log(1 − (1 − ε)t), see backbone/adaln.py, where a defect of the
+  published network is mended. Prefix rows depend on it too, so there is no `prefix_lm`. The unembedding starts at zero.
+- Decoding sees pads just as training does; the published decoder hides as many as the true text has.
+
+Decoding starts from a block of masks. `decode.order` says which come off next:
+- `random` (and `auto`): tau-leaping, K = `decode.max_steps` steps of equal length from t = 1 to t = 0. A cell masked at
+  t is still masked at s with chance (1 − ε)s / (1 − ε)t = s/t, so in step k = 0 … K − 1, from 1 − k/K to 1 − (k + 1)/K,
+  its mask comes off with chance 1/(K − k). That makes its step uniform on the K, whatever the model says, and the last
+  step takes all masks left. So the step is drawn at the start, and every text leaps to its next step at which something
+  comes off, at that step's t = 1 − k/K: the network runs at most once per cell, however large K. (The published decoder
+  gives its last step the noise of its first.)
+- `certainty`: cells whose likeliest token is likeliest; `margin`: cells where it leads the second by most (arXiv
+  2502.06768). `decode.parallel` cells a step, 0 = all. The time is the masked share of the block.
+No time is below the least of training. Temperature, top-k and top-p act on the choice of a token in its cell, not on
+that of cells. Temperature 1 samples the model, as published; at 0, the library's default, each cell gets its likeliest
+token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from insertlm.backbone.adaln import AdaptiveBlock, AdaptiveNorm, TimeFeatures
+from insertlm.backbone.attention import FullAttention
+from insertlm.backbone.transformer import ModelConfig, Transformer
+from insertlm.decoding.engine import Step, Writer
+from insertlm.decoding.sampling import choose
+from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.errors import InsertlmError
+from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.losses import slot_logsumexp
+from insertlm.noise import hash32, randint, uniform
+from insertlm.packing import Packing
+from insertlm.section import Count, Section
+from insertlm.tasks.base import Examples
+from insertlm.tokenizers import Tokenizer
+
+__all__ = ["MDM", "MdmConfig", "mask_cells", "times", "total_noise"]
+
+_LEAST_TIME = 1e-3
+_EPSILON = math.exp(-10)
+
+# Streams of noise: what a draw is for. Cells of the block follow from _CELLS on.
+_TIME, _DROPOUT, _CELLS = 0, 1, 2
+_STEP, _TOKEN = 0, 1
+
+_LEAPING = ("auto", "random")  # orders by tau-leaping
+
+
+class MdmConfig(Section, frozen=True, kw_only=True, tag="mdm", tag_field="name"):
+    """The `family` section of a recipe for an MDM."""
+
+    block: Count  # cells of the text, padding included
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MDM:
+        return MDM(self, model, tokenizer)
+
+    def longest_row(self, prefix: int, target: int) -> int:
+        """Tokens of a row with so many of prefix and target."""
+        if target > self.block:
+            raise ValueError(f"family.block is {self.block}; the task has targets of {target} tokens")
+        return prefix + self.block + MDM.framing
+
+
+# --- Noise ------------------------------------------------------------------------------------------------------------
+
+
+def times(noise: Noise) -> Tensor:
+    """[B], uniform on (0.001, 1)"""
+    return _LEAST_TIME + (1 - _LEAST_TIME) * uniform(noise.seed, noise.example, noise.epoch, _TIME)
+
+
+def mask_cells(time: Tensor, block: int, noise: Noise) -> Tensor:
+    """Which cells are masked, [B, block] bool. time: [B]"""
+    cell = torch.arange(block, device=time.device)
+    draw = uniform(noise.seed, noise.example[:, None], noise.epoch[:, None], _CELLS + cell)
+    return draw < (1 - _EPSILON) * time[:, None]
+
+
+def total_noise(time: Tensor) -> Tensor:
+    """What the network knows of the time: −log of the chance that a cell is not masked."""
+    return -torch.log(1 - time + _EPSILON * time)
+
+
+# --- Model ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Laid:
+    """Rows `prefix <bos> block`, packed.
+
+    tokens: [T]   owner: [T] whose row each is   place: [B, G + block] where each cell stands in its row
+    packing: of that matrix   cells: [B, block] the packed row of each cell of the block
+    """
+
+    tokens: Tensor
+    owner: Tensor
+    place: Tensor
+    packing: Packing
+    cells: Tensor
+
+
+def lay_out(
+    given: Tensor,
+    given_length: Tensor,
+    block: Tensor,
+    capacity: int | None = None,
+    counts: NDArray[np.int64] | None = None,
+) -> Laid:
+    """given: [B, G]   given_length: [B]   block: [B, block]   capacity, counts: see Packing"""
+    width = given.shape[1]
+    here = torch.arange(width, device=given.device) < given_length[:, None]
+    packing = Packing(torch.cat([here, torch.ones_like(block, dtype=torch.bool)], 1), capacity, counts)
+    row = torch.arange(len(given), device=given.device)
+    return Laid(
+        tokens=packing.pack(torch.cat([given, block], 1)),
+        owner=packing.pack(row[:, None].expand_as(packing.where)),
+        place=packing.where - packing.starts[:, None],
+        packing=packing,
+        cells=packing.where[:, width:],
+    )
+
+
+class MDM(Family):
+    framing = 1
+    orders = ("random", "certainty", "margin")
+    several = True
+    words: Tensor
+
+    def __init__(self, config: MdmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
+        if model.prefix_lm:
+            raise InsertlmError("model.prefix_lm: expected false for an mdm: its prefix rows depend on the time")
+        super().__init__(model, tokenizer)
+        self.config = config
+        self.backbone = Transformer(model, tokenizer.size, AdaptiveBlock)
+        self.time = TimeFeatures(model)
+        self.norm = AdaptiveNorm(model)
+        self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
+        nn.init.zeros_(self.unembedding.weight)
+        words = torch.tensor([*tokenizer.writable, self.specials.pad])  # what a cell can hold
+        self.register_buffer("words", words, persistent=False)
+
+    def hidden(self, x: Laid, time: Tensor, wanted: Tensor, keys: Tensor | None = None) -> Tensor:
+        """What the unembedding reads, of some rows: [len(wanted), width]. time: [B]   keys: [T] for dropout"""
+        condition = self.time(total_noise(time)), x.owner
+        attention = FullAttention(x.packing.segments)
+        positions = x.packing.pack(x.place)
+        hidden = self.backbone(x.tokens, positions, attention, keys=keys, wanted=wanted, condition=condition)
+        with torch.autocast(hidden.device.type, enabled=False):
+            normed: Tensor = self.norm(hidden, (condition[0], x.owner.index_select(0, wanted)))
+        return normed
+
+    # --- Learning
+
+    def rows(self, examples: Examples) -> Rows:
+        """Given: prefix, <bos>. Target: the block."""
+        prefix, length, target, target_length = (
+            torch.from_numpy(part).long()
+            for part in (examples.prefix, examples.prefix_length, examples.target, examples.target_length)
+        )
+        given = F.pad(prefix, (0, 1)).scatter(1, length[:, None], self.specials.bos)
+        block = torch.full((len(target), self.config.block), self.specials.pad)
+        column = torch.arange(target.shape[1])
+        block[:, : target.shape[1]] = torch.where(column < target_length[:, None], target, self.specials.pad)
+        return Rows(given, length + 1, block, torch.full_like(target_length, self.config.block))
+
+    def visible(self, rows: Rows, noise: Noise) -> Tensor:
+        return rows.given_length + rows.target_length
+
+    def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
+        """The bound on −log-likelihood per cell. token_loss: the mean cross-entropy of masked cells."""
+        time = times(noise)
+        masked = mask_cells(time, self.config.block, noise)
+        block = torch.where(masked, self.specials.mask, rows.target)
+        x = lay_out(rows.given, rows.given_length, block, capacity)
+        key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, x.place)
+        keys = x.packing.pack(key).int() if self.training else None
+        hidden = self.hidden(x, time, x.cells.flatten(), keys)
+        with torch.autocast(hidden.device.type, enabled=False):  # in full precision, as the norm before
+            lost = self._cross_entropy(hidden, rows.target.flatten()).view_as(masked) * masked
+        token_loss = lost.sum() / masked.sum().clamp(min=1)
+        return Losses((lost / time[:, None]).mean(), {"token_loss": token_loss.detach()})
+
+    def _cross_entropy(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """hidden: [N, width]   target: [N]   Returns [N]."""
+        mass = slot_logsumexp(hidden, self.unembedding.weight.index_select(0, self.words))
+        return mass - (hidden * F.embedding(target, self.unembedding.weight)).sum(-1)
+
+    # --- Writing
+
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+        if any(prompt.start or prompt.open is not None for prompt in prompts):
+            raise InsertlmError("an mdm cannot infill yet: a prompt has a text to start from, or opens gaps of it")
+        row = max(len(prompt.prefix) for prompt in prompts) + self.framing + self.config.block
+        if row > longest:
+            raise InsertlmError(
+                f"a prompt makes a row of {row} tokens with its block of {self.config.block}; {longest} are allowed"
+            )
+        if settings.parallel != 1 and settings.order in _LEAPING:
+            raise InsertlmError(
+                "decode.parallel: expected 1 for a random order, where decode.max_steps says how many tokens come at "
+                f"once, got {settings.parallel}"
+            )
+        return _Writing(self, prompts, settings)
+
+
+class _Writing:
+    """An MDM at work.
+
+    tokens: [B, block], <mask> where nothing is written   steps: [B, block], when tau-leaping writes each cell
+    """
+
+    def __init__(self, family: MDM, prompts: Sequence[Prompt], settings: DecodeConfig) -> None:
+        self.family, self.settings = family, settings
+        device, block = family.device, family.config.block
+        rows = [torch.tensor([*prompt.prefix, family.specials.bos]) for prompt in prompts]
+        self.lengths = np.array([len(row) + block for row in rows])
+        self.given = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+        self.given_length = torch.tensor([len(row) for row in rows], device=device)
+        self.row = torch.arange(len(rows), device=device)
+        self.seed = torch.tensor([prompt.seed for prompt in prompts], device=device)
+        self.tokens = torch.full((len(rows), block), family.specials.mask, device=device)
+        cell = torch.arange(block, device=device)
+        self.steps = randint(torch.tensor(settings.max_steps), _STEP, self.seed[:, None], cell)
+
+    def select(self, rows: Tensor) -> None:
+        self.lengths = self.lengths[rows.cpu().numpy()]
+        for name in ("given", "given_length", "row", "seed", "tokens", "steps"):
+            setattr(self, name, getattr(self, name).index_select(0, rows))
+
+    def step(self, number: int) -> Step:
+        """The next cells of every text, and a token for each."""
+        masked = self.tokens == self.family.specials.mask
+        complete = ~masked.any(1)
+        full, unknown = torch.zeros_like(complete), torch.full_like(complete, torch.nan, dtype=torch.float32)
+        if bool(complete.all()):  # spare the network
+            nothing = self.tokens[:, :0]
+            return Step(complete, full, unknown, nothing, nothing, nothing.float())
+        cell, expected = self._leap(masked) if self.settings.order in _LEAPING else self._plan(masked)
+        choice = self._choose(cell, expected)
+        log_probability = expected.gather(2, choice[:, :, None]).squeeze(2)
+        return Step(complete, full, unknown, cell, self.family.words[choice], log_probability)
+
+    def write(self, step: Step) -> Tensor:
+        specials, spare = self.family.specials, self.tokens.shape[1]
+        cell = torch.where(step.place >= 0, step.place, spare)  # an extra last cell takes what is written nowhere
+        self.tokens = F.pad(self.tokens, (0, 1)).scatter(1, cell, step.token)[:, :spare]
+        in_text = (self.tokens != specials.mask) & (self.tokens != specials.pad)
+        rank = torch.where(in_text, in_text.cumsum(1) - 1, -1)
+        return F.pad(rank, (0, 1), value=-1).gather(1, cell)
+
+    def predict(self, time: Tensor, cell: Tensor) -> Tensor:
+        """What the model expects in cells: log-probabilities of `family.words`, [B, K] to [B, K, words]. time: [B]"""
+        x = lay_out(self.given, self.given_length, self.tokens, counts=self.lengths)
+        wanted = x.cells.gather(1, cell).flatten()
+        with torch.autocast("cuda", torch.bfloat16, enabled=wanted.is_cuda):
+            hidden = self.family.hidden(x, time.clamp(min=_LEAST_TIME), wanted)
+        logits = hidden @ self.family.unembedding.weight[self.family.words].T
+        return logits.log_softmax(-1).view(*cell.shape, -1)
+
+    def _leap(self, masked: Tensor) -> tuple[Tensor, Tensor]:
+        """The cells of each text's next step, and what is expected there; cells: [B, K], -1 where a text has fewer."""
+        count = self.settings.max_steps
+        step = self.steps.masked_fill(~masked, count).amin(1)
+        due = masked & (self.steps == step[:, None])
+        cell = _first(torch.where(due, 0.0, -torch.inf), int(due.sum(1).max()))
+        return cell, self.predict((count - step) / count, cell.clamp(min=0))
+
+    def _plan(self, masked: Tensor) -> tuple[Tensor, Tensor]:
+        """The cells the model is surest of, likewise."""
+        count = masked.shape[1]
+        everywhere = torch.arange(count, device=masked.device).expand_as(masked)
+        expected = self.predict(masked.float().mean(1), everywhere)
+        best, second = expected.topk(2).values.exp().unbind(2)
+        sure = best if self.settings.order == "certainty" else best - second
+        cell = _first(sure.masked_fill(~masked, -torch.inf), self.settings.parallel or count)
+        return cell, expected.gather(1, cell.clamp(min=0)[:, :, None].expand(-1, -1, expected.shape[2]))
+
+    def _choose(self, cell: Tensor, expected: Tensor) -> Tensor:
+        """A token for every cell, as an index of `family.words`. The noise is the cell's own: it is written once."""
+
+        def noise(width: int) -> Tensor:
+            draw = uniform(_TOKEN, self.seed[:, None, None], cell[:, :, None], torch.arange(width, device=cell.device))
+            return draw.flatten(0, 1)
+
+        s = self.settings
+        return choose(expected.flatten(0, 1), noise, s.temperature, s.top_k, s.top_p).view_as(cell)
+
+
+def _first(score: Tensor, count: int) -> Tensor:
+    """The cells of the largest scores, the leftmost of equals first; -1 where a score is −inf. [B, block] to [B, K]"""
+    ordered, cell = score.sort(dim=1, descending=True, stable=True)
+    return torch.where(ordered > -torch.inf, cell, -1)[:, :count]

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from insertlm.backbone.adaln import AdaptiveBlock, AdaptiveNorm, TimeFeatures, spread
 from insertlm.backbone.attention import Attention, FullAttention
-from insertlm.backbone.transformer import PRESETS, ModelConfig, Transformer, rotate
-from insertlm.noise import keep_mask
+from insertlm.backbone.fused import rotate
+from insertlm.backbone.transformer import PRESETS, ModelConfig, Transformer
+from insertlm.noise import column_keys, keep_mask
 from insertlm.packing import Segments
 
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -88,18 +89,19 @@ def textbook(network: Network, tokens: Tensor, noise: Tensor, keys: Tensor | Non
         return (x - mean) / (variance + 1e-5).sqrt() * w[f"{name}.weight"] * (1 + scale) + shift
 
     def dropped(x: Tensor, site: int) -> Tensor:
-        return x if keys is None else x * keep_mask(keys, x.shape[1], site, TINY.dropout) / (1 - TINY.dropout)
+        return (
+            x if keys is None else x * keep_mask(keys, column_keys(x.shape[1]), site, TINY.dropout) / (1 - TINY.dropout)
+        )
 
     backbone, everyone = network.backbone, torch.ones(len(tokens), len(tokens), dtype=torch.bool)
-    turn = backbone.cos[: len(tokens)], backbone.sin[: len(tokens)]
+    turn = backbone.cos, backbone.sin, torch.arange(len(tokens))
     x = w["backbone.embedding.weight"][tokens]
     for layer in range(TINY.layers):
         at = f"backbone.blocks.{layer}"
         six = (w[f"{at}.modulation.weight"] @ c + w[f"{at}.modulation.bias"]).chunk(6)
         read = normed(x, f"{at}.attention_norm", *six[:2]) @ w[f"{at}.qkv.weight"].T
         qkv = read.view(len(x), 3, TINY.heads, -1)
-        q, k = rotate(qkv[:, :2], *turn).unbind(1)
-        mixed = attention(q, k, qkv[:, 2], everyone).flatten(1)
+        mixed = attention(*rotate(qkv, *turn), everyone).flatten(1)
         x = x + six[2] * dropped(mixed @ w[f"{at}.out.weight"].T, 2 * layer)
         read = normed(x, f"{at}.hidden_norm", *six[3:5])
         inner = (read @ w[f"{at}.up.weight"].T + w[f"{at}.up.bias"]).relu()

@@ -235,7 +235,7 @@ def test_losses_are_one_graph_for_every_capacity(monkeypatch: pytest.MonkeyPatch
     """Nothing is asked of the device, and no shape depends on the data. Without torch.compile's code generator, which
     is slow, and without attention, which on a CPU does ask."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-    monkeypatch.setattr("insertlm.backbone.attention.attend", lambda q, k, v, queries, keys: v)
+    monkeypatch.setattr("insertlm.backbone.attention.attend", lambda q, k, v, *which: v)
     traced, eager = training(6, layers=1, compiled=True), training(6, layers=1)
     example, epoch = (torch.from_numpy(part[0]) for part in eager.order.batches(0, 1))
 

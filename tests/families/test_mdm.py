@@ -25,7 +25,7 @@ from insertlm.tasks.base import Example, Examples
 from insertlm.tokenizers import WordTokenizer
 from insertlm.training.optim import OptimConfig
 from insertlm.training.order import Order
-from insertlm.training.step import TrainStep
+from insertlm.training.step import TrainStep, capacity_for
 
 Fits = Callable[[Tensor, Tensor], bool]
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -265,7 +265,7 @@ def test_traced_losses_are_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for compiled in (False, True):
         step = reversing(1, layers=1, compiled=compiled)
         batch = step._batch(0)
-        losses = step._losses(batch.example, batch.epoch, batch.visible + 40 if compiled else None)
+        losses = step._losses(batch.example, batch.epoch, capacity_for(batch.visible) if compiled else None)
         found.append([losses.total.detach(), *torch.autograd.grad(losses.total, list(step.family.parameters()))])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

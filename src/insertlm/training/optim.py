@@ -61,8 +61,9 @@ class AdamW:
         self.steps, self._first = steps, -1
         self._ahead = torch.zeros(_AHEAD, 3, device=device, dtype=self.weights[0].dtype)
         self._now = self._ahead[0].clone()
-        tuned = {"max_autotune_pointwise": True}  # one kernel, at work for a fifteenth of every step
-        self._update = torch.compile(_update, options=tuned) if device.type == "cuda" else _update
+        self._update = _update
+        if device.type == "cuda":  # one kernel, at work for a fifteenth of every step, and worth a search for its shape
+            self._update = torch.compile(_update, options={"max_autotune_pointwise": True})
 
     def zero_grad(self) -> None:
         for group in self.groups:

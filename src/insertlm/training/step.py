@@ -122,14 +122,14 @@ class TrainStep:
         """Compiled once for every capacity: it enters, in blocks, as the size of an empty tensor, marked dynamic."""
 
         def with_room(example: Tensor, epoch: Tensor, room: Tensor) -> Losses:
-            return self._eager_losses(example, epoch, room.shape[0] * ROWS)
+            return self._eager_losses(example, epoch, (room.shape[0] - 1) * ROWS)
 
         fast = torch.compile(with_room, dynamic=False)
 
         def losses(example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
             if capacity is None:
                 return self._eager_losses(example, epoch, None)
-            room = torch.empty(capacity // ROWS, 0, device=self.device)
+            room = torch.empty(capacity // ROWS + 1, 0, device=self.device)  # a size of 1 would be compiled apart
             torch._dynamo.mark_dynamic(room, 0)
             return fast(example, epoch, room)
 

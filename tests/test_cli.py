@@ -245,11 +245,11 @@ def test_the_graph_of_a_model_has_the_path_the_model_writes(
 ) -> None:
     seen: list[list[int]] = []
 
-    def path_of(ids: Sequence[int]) -> list[int]:
+    def note(task: Star, ids: Sequence[int]) -> list[int]:
         seen.append(list(ids))
         return []
 
-    monkeypatch.setattr(commands, "path_of", path_of)
+    monkeypatch.setattr(Star, "path", note)
     output(capsys, "plot", "graph", "--model", RUN, "--seed", "5", "--out", str(tmp_path / "graph.svg"))
     model = insertlm.load(RUN)
     [example] = model.recipe.task.examples("test", 1, 5)

@@ -22,7 +22,7 @@ from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.files import write_atomically
 from insertlm.tasks.base import Example, Examples
-from insertlm.tasks.star import PRESETS, Star, edges_of, path_of
+from insertlm.tasks.star import PRESETS, Star, edges_of
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -155,7 +155,7 @@ def plot_graph(args: Namespace) -> None:
     examples = task.examples("test", 1, args.seed)
     target = _write(model, _prompts(examples, args.seed), args)[0].ids if model else examples[0].target
     *flat, source, goal = examples[0].prefix
-    save(graph_figure(edges_of(flat), source, goal, path_of(target)), args.out)
+    save(graph_figure(edges_of(flat), source, goal, task.path(target)), args.out)
     print(f"wrote {args.out}")
 
 

@@ -15,6 +15,7 @@ from insertlm.backbone.transformer import PRESETS as MODEL_PRESETS
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.settings import DecodeConfig
 from insertlm.errors import InsertlmError
+from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 TASK_PRESETS: dict[str, dict[str, Any]] = {name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()}
-FamilyConfig = IlmConfig | MdmConfig | ItConfig
+FamilyConfig = IlmConfig | ArmConfig | MdmConfig | ItConfig
 _MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
 

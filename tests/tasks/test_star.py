@@ -266,6 +266,17 @@ def test_shares_of_the_splits() -> None:
     assert [counts[split] / len(pairs) for split in SPLITS] == pytest.approx([0.8, 0.1, 0.1], abs=0.015)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_order_of_the_target_changes_nothing_else(name: str) -> None:
+    forward, reverse = Star(**PRESETS[name]), Star(**PRESETS[name], order="reversed")
+    for split in SPLITS:
+        here, there = forward.examples(split, 50), reverse.examples(split, 50)
+        assert split_of(there) == [split] * 50
+        assert here.target.shape == there.target.shape
+        for a, b in zip(here, there, strict=True):
+            assert b == Example(a.prefix, a.target[::-1])
+
+
 def test_a_task_too_small_for_a_split_says_so() -> None:
     task = Star(degree=1, min_nodes=2, max_nodes=2, min_plan=1, nodes=2)
     with pytest.raises(InsertlmError) as caught:
@@ -296,10 +307,11 @@ class Recipe(Section, frozen=True, kw_only=True):
         ({"nodes": 12}, "nodes 12 are too few for 3 paths of 5 nodes; expected at least 13 - at `$.task`"),
         ({"degree": 0}, "Expected `int` >= 1 - at `$.task.degree`"),
         ({"seed": -1}, "Expected `int` >= 0 - at `$.task.seed`"),
+        ({"order": "random"}, "Invalid enum value 'random' - at `$.task.order`"),
         ({"arms": 3}, "Object contains unknown field `arms` - at `$.task`"),
     ],
 )
-def test_bad_parameters_are_named(change: dict[str, int], line: str) -> None:
+def test_bad_parameters_are_named(change: dict[str, int | str], line: str) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert({"task": {"name": "star", **PRESETS["star-easy"], **change}}, Recipe)
     assert str(caught.value) == line
@@ -314,11 +326,30 @@ def test_presets_are_recipes(name: str) -> None:
 
 # --- Text in and out
 
+BACKWARD = Star(**PRESETS["star-easy"], order="reversed")
 EXAMPLE = Example(prefix=[3, 8, 0, 7, 8, 12, 3, 12], target=[3, 8, 8, 12])
 
 
 def test_render() -> None:
     assert EASY.render(EXAMPLE) == "3→8 0→7 8→12\nsource 3  goal 12\npath 3 → 8 → 12"
+
+
+def test_paths_read_from_source_to_goal_in_whichever_order_they_are_written() -> None:
+    there = EXAMPLE._replace(target=EXAMPLE.target[::-1])
+    assert BACKWARD.render(there) == EASY.render(EXAMPLE)
+    assert BACKWARD.path(there.target) == EASY.path(EXAMPLE.target) == [3, 8, 12]
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ([12, 8, 8], [8, 12]),  # cut short: the source is missing
+        ([12, 8, 9, 3], [3, 9, 8, 12]),  # a gap stays
+        ([], []),
+    ],
+)
+def test_a_wrong_path_written_from_the_goal(target: list[int], path: list[int]) -> None:
+    assert BACKWARD.path(target) == path
 
 
 def test_render_shows_what_a_model_got_wrong() -> None:

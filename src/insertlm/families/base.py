@@ -110,8 +110,8 @@ class Family(nn.Module, ABC):
         """Write one text for every prompt, all at once."""
         longest = min(settings.max_length or self.model.max_length, self.model.max_length)
         check(prompts, longest, self.vocabulary, self.framing)
-        if settings.order not in ("auto", *self.orders):
-            raise InsertlmError(f"decode.order: expected auto or {' or '.join(self.orders)}, got {settings.order}")
+        if settings.order not in (known := ("auto", *self.orders)):
+            raise InsertlmError(f"decode.order: expected {' or '.join(known)}, got {settings.order}")
         if settings.parallel != 1 and not self.several:
             raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
         return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)

@@ -8,6 +8,10 @@ The easy variant is the special case in which all paths are equally long and sta
     prefix   a b  c d  …  source goal      (the edges, in random order)
     target   p0 p1  p1 p2  …  p(k-1) pk    (the edges of the path, so inner nodes appear twice)
 
+With `order: reversed` the target is that string back to front, so that the path is written from the goal to the source.
+In the easy variant nobody has to guess then, since only one edge leads to each node: it is the order an oracle would
+choose for a model that writes left to right. In the others several paths may run into the junction.
+
 The splits are disjoint by construction. A hash of a graph's content (the set of its edges, the source and the goal; not
 the order of the edges) assigns the graph to train, validation or test. A split draws candidates and keeps those that
 belong to it, so no two splits share a graph: not with its edges in another order, not under another seed, and not
@@ -19,8 +23,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count as count_from
-from typing import NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +38,7 @@ from insertlm.tokenizers import WordTokenizer
 
 __all__ = ["PRESETS", "Star", "edges_of", "path_of", "split_of"]
 
-PRESETS: dict[str, dict[str, int]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "star-easy": {"degree": 3, "min_nodes": 5, "max_nodes": 5, "min_plan": 4, "nodes": 20},
     # The paper's table says degree 2; the published data have 3.
     "star-medium": {"degree": 3, "min_nodes": 3, "max_nodes": 6, "min_plan": 2, "nodes": 20},
@@ -59,6 +64,7 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
     max_nodes: Count
     min_plan: Count  # least number of edges from the junction to the end of a path
     nodes: Count  # how many node names there are
+    order: Literal["forward", "reversed"] = "forward"  # of the target: from source to goal, or back to front
     train: Count = 50_000  # examples per split
     validation: Count = 1_000
     test: Count = 5_000
@@ -108,11 +114,16 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
                 raise InsertlmError(f"the task is too small for three splits: no graph belongs to {split}")
         return _joined(parts, wanted)
 
+    def path(self, target: Sequence[int]) -> list[int]:
+        """The nodes of a target's path from source to goal, in whichever order they are written."""
+        path = path_of(target)
+        return path if self.order == "forward" else path[::-1]
+
     def render(self, example: Example) -> str:
         *flat, source, goal = example.prefix
         edges = " ".join(f"{tail}→{head}" for tail, head in edges_of(flat))
         # A predicted target may hold any id, so its nodes get their names from the tokenizer.
-        path = " → ".join(self.tokenizer.decode(path_of(example.target)).split())
+        path = " → ".join(self.tokenizer.decode(self.path(example.target)).split())
         return f"{edges}\nsource {source}  goal {goal}\npath {path}"
 
     def parse_prompt(self, text: str) -> list[int]:
@@ -144,7 +155,8 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
             graphs = self._draw(rng, CHUNK)
             mine = _split_index(graphs.edges, graphs.valid, graphs.query) == SPLITS.index(split)
             # Only what is kept is worth shuffling: nine in ten candidates of the small splits are not.
-            yield _written(graphs.where(mine), rng, pad=self.tokenizer.specials.pad)
+            written = _written(graphs.where(mine), rng, pad=self.tokenizer.specials.pad)
+            yield written if self.order == "forward" else _back_to_front(written)
 
     def _draw(self, rng: np.random.Generator, count: int) -> _Graphs:
         """Candidates of any split."""
@@ -173,7 +185,7 @@ def edges_of(flat: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def path_of(target: Sequence[int]) -> list[int]:
-    """The nodes of a target's path, each once.
+    """The nodes of a target's path, each once, in the order they are written.
 
     Where a (predicted) target does not chain, both ends of the gap stay, and so the gap shows as a step of the path.
     """
@@ -224,6 +236,14 @@ def _written(graphs: _Graphs, rng: np.random.Generator, pad: int) -> Examples:
         target=target,
         target_length=target_length.astype(np.int32),
     )
+
+
+def _back_to_front(examples: Examples) -> Examples:
+    """Every target reversed; its padding stays behind it."""
+    column = np.arange(examples.target.shape[1])
+    length = examples.target_length[:, None]
+    mirrored = np.where(column < length, length - 1 - column, column)
+    return replace(examples, target=np.take_along_axis(examples.target, mirrored, axis=1))
 
 
 def _flat(array: NDArray[Scalar]) -> NDArray[Scalar]:

@@ -1,0 +1,220 @@
+"""The left-to-right rival: the autoregressive model, whole, in one file.
+
+Design choices, the published ones unless said:
+- A row reads `prefix <bos> text`. Every token sees itself and what is before it, in the prefix too, so that
+  `model.prefix_lm` changes nothing.
+- Nothing is corrupted: from <bos> on, each token predicts the next one, and the last token predicts <eos>, which is
+  never fed itself.
+- The loss is the cross-entropy of target tokens and <eos>, not of the prefix: the mean over all those of the batch, so
+  that a long text counts for more than a short one.
+- The backbone is the one of all families; the unembedding is untied. There is no stop head: <eos> says complete.
+- Decoding computes the prefix, <bos> and the given text once, then one row a step (the published code computes all rows
+  in every step). Words and <eos> are the only tokens in play. To draw <eos> is to end the text: `decode.stop_threshold`
+  has no say, nor has what is about places, for there is only one, the end.
+- Probabilities that are recorded are the model's own among words and <eos>, before temperature, top-k and nucleus. That
+  of <eos> is the stop probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixCache
+from insertlm.backbone.fused import ROWS
+from insertlm.backbone.transformer import ModelConfig
+from insertlm.decoding.engine import Step, Writer
+from insertlm.decoding.sampling import choose, draws
+from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.errors import InsertlmError
+from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.losses import slot_logsumexp
+from insertlm.noise import hash32
+from insertlm.packing import Packing, Segments
+from insertlm.section import Section
+from insertlm.tasks.base import Examples
+from insertlm.tokenizers import Tokenizer
+
+__all__ = ["ARM", "ArmConfig", "Packed", "pack"]
+
+# Streams of noise: what a draw is for, in training and in writing.
+_DROPOUT = 0
+_TOKEN = 0
+
+
+class ArmConfig(Section, frozen=True, kw_only=True, tag="arm", tag_field="name"):
+    """The `family` section of a recipe for a left-to-right model."""
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ARM:
+        return ARM(model, tokenizer)
+
+    def longest_row(self, prefix: int, target: int) -> int:
+        """Tokens of a row with so many of prefix and target."""
+        return prefix + target + ARM.framing
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch, packed, and what is to be predicted in it.
+
+    tokens, positions: [T]   dropout: [T] int32 keys   segments: of the T rows
+    rows: [P] packed rows that predict   words: [P] what comes next there   real: [P] bool, False in the spare tail
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    dropout: Tensor
+    segments: Segments
+    rows: Tensor
+    words: Tensor
+    real: Tensor
+
+
+def pack(rows: Rows, noise: Noise, capacity: int | None = None) -> Packed:
+    """Lay sequences end to end, without their <eos>."""
+    fed = torch.cat([rows.given, rows.target[:, :-1]], 1)
+    here, there = _cells(rows.given, rows.given_length), _cells(rows.target, rows.target_length)
+    packing = Packing(torch.cat([here, there[:, 1:]], 1), capacity)  # all target cells but that of <eos>
+    position = packing.where - packing.starts[:, None]
+    key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, position)
+    # No more rows predict than there are, nor than there are target cells (in whole blocks of rows). Where texts differ
+    # much in length the first bound is the lower one, behind long prefixes the second. Nothing attends within these
+    # rows, so that many may be spare.
+    most = -(-there.numel() // ROWS) * ROWS
+    predicted = Packing(there, None if capacity is None else min(capacity, most))
+    before = (packing.starts + rows.given_length - 1)[:, None]
+    return Packed(
+        tokens=packing.pack(fed),
+        positions=packing.pack(position),
+        dropout=packing.pack(key).int(),
+        segments=packing.segments,
+        rows=predicted.pack(before + torch.arange(there.shape[1], device=there.device)),
+        words=predicted.pack(rows.target),
+        real=predicted.pack(there),
+    )
+
+
+def _cells(matrix: Tensor, length: Tensor) -> Tensor:
+    """Which cells of a padded matrix are real, [B, C] bool."""
+    return torch.arange(matrix.shape[1], device=matrix.device) < length[:, None]
+
+
+# --- Model ------------------------------------------------------------------------------------------------------------
+
+
+class ARM(Family):
+    framing = 1  # <bos>
+    orders = ()
+
+    def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(model, tokenizer)
+        self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
+
+    # --- Learning
+
+    def rows(self, examples: Examples) -> Rows:
+        """Given: prefix, <bos>. The target ends with <eos>."""
+        rows = Rows.of(examples, self.specials.bos)
+        target = F.pad(rows.target, (0, 1)).scatter(1, rows.target_length[:, None], self.specials.eos)
+        return replace(rows, target=target, target_length=rows.target_length + 1)
+
+    def visible(self, rows: Rows, noise: Noise) -> Tensor:
+        return rows.given_length + rows.target_length - 1
+
+    def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
+        """Cross-entropy, the mean over all target tokens and <eos> of the batch."""
+        x = pack(rows, noise, capacity)
+        keys = x.dropout if self.training else None
+        attention = FullAttention(x.segments, causal=True)
+        hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=x.rows)
+        with torch.autocast(hidden.device.type, enabled=False):  # the head in full precision
+            score = (hidden * F.embedding(x.words, self.unembedding.weight)).sum(-1)
+            surprise = slot_logsumexp(hidden, self.unembedding.weight) - score
+            loss = (surprise * x.real).sum() / rows.target_length.sum()
+        return Losses(loss, {"token_loss": loss.detach()})
+
+    # --- Writing
+
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+        for prompt in prompts:
+            end = len(prompt.start)
+            if prompt.open is not None and prompt.open != {end}:
+                raise InsertlmError(
+                    f"a prompt opens the gaps {sorted(prompt.open)}; this family writes at the end of the text alone, "
+                    f"expected [{end}]"
+                )
+        return _Writing(self, prompts, settings, longest)
+
+
+class _Writing:
+    """An ARM at work on one batch. All but the last row of a text are of interest only through their keys and values.
+
+    row, seed: [B] of the prompt   length: [B] tokens so far   before: [B] of them before the text
+    hidden: [B, d] of the last token   words: [W+1] ids in play, the last is <eos>   vectors: [W+1, d] theirs
+    """
+
+    def __init__(self, family: ARM, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
+        self.family, self.settings, self.longest = family, settings, longest
+        device = family.device
+        self.words = torch.cat([family.writable, torch.tensor([family.specials.eos], device=device)])
+        self.vectors = family.unembedding.weight[self.words]
+        rows = [[*prompt.prefix, family.specials.bos, *prompt.start] for prompt in prompts]
+        self.row = torch.arange(len(rows), device=device)
+        self.seed = torch.tensor([prompt.seed for prompt in prompts], device=device)
+        self.length = torch.tensor([len(row) for row in rows], device=device)
+        self.before = torch.tensor([len(prompt.prefix) + 1 for prompt in prompts], device=device)
+        self.hidden, self.cache = self._read(rows)
+
+    def step(self, number: int) -> Step:
+        """The next token of every text, or its end."""
+        logits = self.hidden @ self.vectors.T
+        settings, noise = self.settings, draws(_TOKEN, self.seed, number)
+        choice = choose(logits, noise, settings.temperature, settings.top_k, settings.top_p)
+        log_probability = logits.log_softmax(-1)
+        return Step(
+            complete=choice == len(self.words) - 1,
+            full=self.length >= self.longest,
+            stop_probability=log_probability[:, -1].exp(),
+            place=(self.length - self.before)[:, None],
+            token=self.words[choice][:, None],
+            log_probability=log_probability.gather(1, choice[:, None]),
+        )
+
+    def select(self, rows: Tensor) -> None:
+        parts = (self.row, self.seed, self.length, self.before, self.hidden)
+        self.row, self.seed, self.length, self.before, self.hidden = (part.index_select(0, rows) for part in parts)
+        self.cache = self.cache.select(rows)
+
+    def write(self, step: Step) -> Tensor:
+        """Append, and compute the row of the new token."""
+        count = len(self.row)
+        segments = Segments(torch.arange(count + 1, dtype=torch.int32, device=self.row.device), 1, count)
+        attention = CachedAttention(self.cache, segments)
+        self.hidden = self._run(step.token.squeeze(1), self.length, attention)
+        self.cache = attention.kept
+        self.length = self.length + 1
+        return step.place
+
+    def _read(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, PrefixCache]:
+        """Compute all rows of what is given: the hidden ones of the last tokens, and a cache with room for the rest."""
+        device = self.family.device
+        tokens = torch.tensor([token for row in rows for token in row], device=device)
+        positions = torch.cat([torch.arange(len(row)) for row in rows]).to(device)
+        ends = self.length.cumsum(0)
+        segments = Segments(F.pad(ends, (1, 0)).int(), max(map(len, rows)), len(tokens))
+        record: list[tuple[Tensor, Tensor]] = []
+        hidden = self._run(tokens, positions, FullAttention(segments, record, causal=True), ends - 1)
+        room = min(self.longest - min(map(len, rows)), self.settings.max_steps)
+        return hidden, PrefixCache.of(record, segments, room)
+
+    def _run(self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
+        with self.family.backbone.autocast():
+            hidden: Tensor = self.family.backbone(tokens, positions, attention, wanted=wanted)
+        return hidden

@@ -217,7 +217,7 @@ def test_a_wrong_prompt(complaint: Complaint, prompt: str, expected: str) -> Non
 
 def test_a_prompt_longer_than_decoding_allows(complaint: Complaint) -> None:
     message = complaint("generate", "run", "--prompt", "1>2 2>3 : 1 3", "--decode.max_length", "7")
-    assert message == "a prompt has 8 tokens with 2 special ones; 7 are allowed"
+    assert message == "a prompt has 8 tokens, 2 of them special; 7 are allowed"
 
 
 # --- Models and checkpoints

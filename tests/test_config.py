@@ -147,6 +147,8 @@ def test_differences_name_every_key_that_differs() -> None:
         ("model", {"preset": "huge"}, "model.preset: expected one of paper, mini, got 'huge'"),
         ("model", {"preset": [1]}, "model.preset: expected one of paper, mini, got [1]"),
         ("model", {"layers": 2}, "model.width: missing; expected this key, or model.preset: one of paper, mini"),
+        ("model", {"preset": "mini", "max_length": 9}, "recipe: the task has rows of 36 tokens; model.max_length is 9"),
+        ("family", {"name": "mdm", "block": 5}, "recipe: "),
         ("model", {"preset": "mini", "heads": 3}, "model: width 128 does not split into 3 heads of an even size"),
         ("task", {"name": "sudoku"}, "task.name: expected one of star, got 'sudoku'"),
         ("task", {"preset": "star-easy", "nodes": 3}, "task: nodes 3 are too few for 3 paths of 5 nodes; expected "),

@@ -124,15 +124,6 @@ def test_cut_makes_two_of_each(pairs: list[tuple[int, int]], uncut: list[int]) -
     assert cut.longest >= int(cut.lengths.max())
 
 
-@given(lengths, st.data())
-def test_selected_segments_keep_their_lengths(sizes: list[int], data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(st.sampled_from(range(len(sizes))), min_size=1, unique=True))
-    segments = segments_of(sizes).select(torch.tensor(chosen))
-    assert segments.lengths.tolist() == [sizes[s] for s in chosen]
-    assert segments.cu.dtype == torch.int32
-    assert segments.longest >= int(segments.lengths.max())
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_cut_takes_any_integers(dtype: torch.dtype) -> None:
     assert segments_of([3, 2]).cut(torch.tensor([1, 2], dtype=dtype)).cu.tolist() == [0, 1, 3, 5, 5]

@@ -227,6 +227,8 @@ def _explain(message: str, sections: Mapping[str, Any]) -> tuple[str, str]:
         if place in _PRESETS:
             expected += f", or {place}.preset: one of {_listed(_PRESETS[place])}"
         return f"{place}.{match[1]}".removeprefix("."), f"missing; expected {expected}"
+    if not place:  # parts that do not fit together
+        return "recipe", what
     section, _, key = place.partition(".")
     value = sections[section][key] if key else sections[section]
     if what.startswith("Invalid"):

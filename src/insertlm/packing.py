@@ -41,11 +41,6 @@ class Segments:
         at = torch.nn.functional.pad(at.to(starts.dtype), (0, len(starts) - len(at)))
         return Segments(torch.cat([torch.stack([starts, starts + at], 1).flatten(), self.cu[-1:]]), self.longest)
 
-    def select(self, chosen: Tensor) -> Segments:
-        """Segments as long as some of these. chosen: [S'] indices"""
-        lengths = self.lengths.index_select(0, chosen)
-        return Segments(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(), self.longest)
-
     @cached_property
     def cells(self) -> Tensor:
         """[T]: the cell of each packed row in a dense [S, longest] matrix, flattened."""

@@ -61,7 +61,7 @@ def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: in
     for prompt in prompts:
         length = len(prompt.prefix) + len(prompt.start) + specials
         if length > longest:
-            raise InsertlmError(f"a prompt has {length} tokens with {specials} special ones; {longest} are allowed")
+            raise InsertlmError(f"a prompt has {length} tokens, {specials} of them special; {longest} are allowed")
         for token in (*prompt.prefix, *prompt.start):
             if not 0 <= token < vocabulary:
                 raise InsertlmError(f"a prompt has the id {token}; the vocabulary has {vocabulary}")

@@ -231,6 +231,8 @@ class _Writing:
     tokens: [B, block], <mask> where nothing is written   steps: [B, block], when tau-leaping writes each cell
     """
 
+    patience = 1
+
     def __init__(self, family: MDM, prompts: Sequence[Prompt], settings: DecodeConfig) -> None:
         self.family, self.settings = family, settings
         device, block = family.device, family.config.block

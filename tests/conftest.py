@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -87,3 +87,12 @@ def softmax_attention() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         return torch.einsum("hqk,khd->qhd", weights, v)
 
     return attention
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing compiled before, and its counters at zero."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()

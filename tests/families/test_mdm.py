@@ -6,7 +6,7 @@ The reference takes one example at a time, in float64, with the whole table of p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -231,13 +231,6 @@ def test_dropout_is_for_training_and_changes_with_the_epoch() -> None:
 
 
 # --- Training
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def backwards(prefix: list[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -54,6 +54,14 @@ def tiny_ilm() -> Callable[..., ILM]:
         return ilm.to(dtype).eval()
 
     return build
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave nothing in the user's cache, and find nothing there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INSERTLM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -58,9 +58,7 @@ def test_training_steps_are_timed_by_the_row(
     )
 
 
-def test_puzzles_are_counted_by_the_second(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_puzzles_are_counted_by_the_second(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["x", "--count", "50"])
     zebra_rate.main()
     found = json.loads(capsys.readouterr().out)

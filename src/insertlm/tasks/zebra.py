@@ -23,7 +23,7 @@ The splits of a recipe are kept in the user's cache folder, since large ones tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -143,7 +143,7 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
             return make(SPLITS.index(split), count, seed, self._sizes, advance)
 
 
-def table(street: Street, triples: set[Triple]) -> str:
+def table(street: Street, triples: Collection[Triple]) -> str:
     """A column for every house, a line for every attribute; what is not known, or not one value, shows as it is."""
     rows = [["house", *map(str, range(street.size))]]
     for attribute in range(street.attributes):

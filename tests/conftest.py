@@ -56,6 +56,14 @@ def tiny_ilm() -> Callable[..., ILM]:
     return build
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave nothing in the user's cache, and find nothing there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INSERTLM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def fits() -> Callable[[Tensor, Tensor], bool]:
     """Whether counts are what draws from these probabilities would give: Pearson's chi-square.

@@ -82,12 +82,15 @@ def newest() -> Path:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("", "expected a command, one of train, evaluate, generate, data, plot; see insertlm --help"),
+        ("", "expected a command, one of train, evaluate, generate, data, solve, plot; see insertlm --help"),
         ("train", "the following arguments are required: RECIPE"),
         ("evaluate", "the following arguments are required: RUN"),
         ("plot", "the following arguments are required: PICTURE"),
         ("data", "the following arguments are required: NAME"),
-        ("data star-hrad", "unknown dataset 'star-hrad'; expected one of star-easy, star-medium, star-hard"),
+        ("data star-hrad", "unknown dataset 'star-hrad'; expected one of star-easy, star-medium, star-hard, zebra"),
+        ("solve", "the following arguments are required: FILE"),
+        ("solve none.txt", "none.txt: cannot be read: No such file or directory"),
+        ("solve run", "run: cannot be read: Is a directory"),
         ("data star-easy more", "unknown argument more; see insertlm data --help"),
         ("data star-easy --cuont 3", "unknown argument --cuont; see insertlm data --help"),
         ("data star-easy --task.seed 3", "unknown argument --task.seed; see insertlm data --help"),
@@ -120,7 +123,8 @@ def newest() -> Path:
         ("evaluate run --batch-size 0", "argument --batch-size: expected a whole number of at least 1, got '0'"),
         ("evaluate run --out none/x.json", "cannot write none/x.json: there is no folder none"),
         ("evaluate run --out run", "cannot write run: it is a folder"),
-        ("plot graph star", "unknown dataset 'star'; expected one of star-easy, star-medium, star-hard"),
+        ("plot graph star", "unknown dataset 'star'; expected one of star-easy, star-medium, star-hard, zebra"),
+        ("plot graph zebra", "zebra: has no graph to draw; expected a star"),
         ("plot graph --out graph.gif", "cannot write graph.gif: unknown suffix '.gif'; expected .png, .svg, .pdf"),
         ("plot graph --out none/x.png", "cannot write none/x.png: No such file or directory"),
         (

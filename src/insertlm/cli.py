@@ -1,4 +1,4 @@
-"""`insertlm train | evaluate | generate | data | plot`.
+"""`insertlm train | evaluate | generate | data | solve | plot`.
 
 This file reads the command line; commands.py carries it out. Whatever a user can get wrong ends as one line on standard
 error and exit code 2.
@@ -30,6 +30,7 @@ _OVERRIDES = {
     "evaluate": ("decode",),
     "generate": ("decode",),
     "data": (),
+    "solve": (),
     "plot": ("decode",),
 }
 
@@ -158,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (_add_train, _add_evaluate, _add_generate, _add_data, _add_plot):
+    for add in (_add_train, _add_evaluate, _add_generate, _add_data, _add_solve, _add_plot):
         add(subparsers)
     return parser
 
@@ -218,11 +219,17 @@ def _add_generate(subparsers: Any) -> None:
 
 def _add_data(subparsers: Any) -> None:
     command = _add(subparsers, "data", "print examples of a task, or write them as JSONL")
-    command.add_argument("name", metavar="NAME", help="star-easy, star-medium or star-hard")
+    command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard or zebra")
     command.add_argument("--count", type=_count, default=3, metavar="N", help="examples (default: 3)")
     command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
     command.add_argument("--out", type=Path, metavar="FILE", help="write them as JSONL")
+
+
+def _add_solve(subparsers: Any) -> None:
+    note = "A clue reads like `left-of LHS c 2 2 RHS c 2 1 CLUE_END`; `insertlm data zebra` prints some."
+    command = _add(subparsers, "solve", "solve a zebra puzzle by deduction, or say what is wrong with it", note)
+    command.add_argument("file", type=Path, metavar="FILE", help="its clues; - reads them from standard input")
 
 
 def _add_plot(subparsers: Any) -> None:

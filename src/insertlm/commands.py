@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,12 @@ import msgspec
 
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
-from insertlm.files import write_atomically
-from insertlm.tasks.base import Example, Examples
-from insertlm.tasks.star import PRESETS, Star, edges_of
+from insertlm.files import reason, write_atomically
+from insertlm.tasks.base import Example, Examples, Task
+from insertlm.tasks.star import PRESETS as STAR_PRESETS
+from insertlm.tasks.star import Star, edges_of
+from insertlm.tasks.zebra import PRESETS as ZEBRA_PRESETS
+from insertlm.tasks.zebra import Zebra
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from insertlm.decoding.settings import DecodeConfig, Prompt
     from insertlm.evaluation.report import Scores
 
-__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_training", "plot_trajectory", "train"]
+__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_training", "plot_trajectory", "solve", "train"]
 
 _LISTED = 10  # results of `generate` that get a line each
 _BATCH = 64  # sequences that `generate` and `plot` write at once
@@ -61,7 +64,7 @@ def evaluate(args: Namespace) -> None:
         _check_writable(out)
     examples = model.recipe.task.examples(args.split, args.count)
     with progress_bar("evaluating", len(examples)) as advance:
-        scores = evaluate_family(model.family, examples, settings, args.batch_size, advance)
+        scores = evaluate_family(model.family, model.recipe.task, examples, settings, args.batch_size, advance)
     _print_scores(scores, model, args)
     if out:
         record = _record(scores, model, settings, args)
@@ -83,12 +86,13 @@ def generate(args: Namespace) -> None:
     start = time.perf_counter()
     written = _write(model, prompts, args)
     seconds = time.perf_counter() - start
-    solved = None if examples is None else _solved(written, examples)
+    solved = None if examples is None else _solved(model, written, examples)
     if args.json:
         _print_json(model, written, solved)
         return
     if solved is not None:
-        print(f"solved {sum(solved)} of {len(solved)} fresh graphs (seed {args.seed}) in {seconds:.1f} s")
+        things = model.recipe.task.things
+        print(f"solved {sum(solved)} of {len(solved)} fresh {things} (seed {args.seed}) in {seconds:.1f} s")
         _print_list(model, written, solved)
     for number, trajectory in enumerate(written if args.show else written[:1]):
         if number or solved is not None:
@@ -97,7 +101,7 @@ def generate(args: Namespace) -> None:
 
 
 def data(args: Namespace) -> None:
-    task = _star(args.name)
+    task = _task(args.name)
     examples = task.examples(args.split, args.count, args.seed)
     if args.out is None:
         print("\n\n".join(task.render(example) for example in examples))
@@ -106,6 +110,25 @@ def data(args: Namespace) -> None:
     lines = [json.dumps({"prefix": text(prefix), "target": text(target)}) for prefix, target in examples]
     write_atomically(args.out, "".join(f"{line}\n" for line in lines).encode())
     print(f"wrote {len(lines):,} examples to {args.out}")
+
+
+def solve(args: Namespace) -> None:
+    from insertlm.tasks.zebra import table
+    from insertlm.tasks.zebra_clues import SIDE, name, read
+    from insertlm.tasks.zebra_solver import solve as solve_street
+
+    try:
+        text = sys.stdin.read() if str(args.file) == "-" else args.file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InsertlmError(f"{args.file}: cannot be read: {reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise InsertlmError(f"{args.file}: is not text; expected clues") from error
+    street = read(text)
+    found = solve_street(street)
+    triples = [(cell // SIDE, house, cell % SIDE) for cell, house in found]
+    print(f"{table(street, triples)}\n")
+    print("order ", ", ".join(f"{name(cell)} in {house}" for cell, house in found))
+    print("target", " ".join(str(number) for triple in triples for number in triple))
 
 
 def plot_trajectory(args: Namespace) -> None:
@@ -122,7 +145,7 @@ def plot_trajectory(args: Namespace) -> None:
     panels = []
     for model, theirs, title in zip(models, examples, titles, strict=True):
         written = _write(model, _prompts(theirs, args.seed), args)
-        panels.append(Panel(written, _solved(written, theirs), title))
+        panels.append(Panel(written, _solved(model, written, theirs), title))
     save(comparison_figure(panels, lambda token: models[0].decode([token])), args.out)
     print(f"wrote {args.out}")
 
@@ -151,7 +174,9 @@ def plot_graph(args: Namespace) -> None:
     if args.name and args.model:
         raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
     model = _load(args) if args.model else None
-    task = model.recipe.task if model else _star(args.name or "star-hard")
+    task = model.recipe.task if model else _task(args.name or "star-hard")
+    if not isinstance(task, Star):
+        raise InsertlmError(f"{args.model or args.name}: has no graph to draw; expected a star")
     examples = task.examples("test", 1, args.seed)
     target = _write(model, _prompts(examples, args.seed), args)[0].ids if model else examples[0].target
     *flat, source, goal = examples[0].prefix
@@ -198,14 +223,19 @@ def _write(model: Model, prompts: Sequence[Prompt], args: Namespace) -> list[Tra
     return list(generate_texts(model.family, prompts, _settings(model, args), _BATCH))
 
 
-def _solved(written: Sequence[Trajectory], examples: Examples) -> list[bool]:
-    return [trajectory.ids == example.target for trajectory, example in zip(written, examples, strict=True)]
+def _solved(model: Model, written: Sequence[Trajectory], examples: Examples) -> list[bool]:
+    scores = (
+        model.recipe.task.scores(example, trajectory.ids) for trajectory, example in zip(written, examples, strict=True)
+    )
+    return [score["sequence_accuracy"] == 1 for score in scores]
 
 
-def _star(name: str) -> Star:
-    if name not in PRESETS:
-        raise InsertlmError(f"unknown dataset {name!r}; expected one of {', '.join(PRESETS)}")
-    return Star(**PRESETS[name])
+def _task(name: str) -> Task:
+    known: dict[str, Task] = {name: Star(**keys) for name, keys in STAR_PRESETS.items()}
+    known |= {name: Zebra(**keys) for name, keys in ZEBRA_PRESETS.items()}
+    if name not in known:
+        raise InsertlmError(f"unknown dataset {name!r}; expected one of {', '.join(known)}")
+    return known[name]
 
 
 # --- Printing and recording
@@ -226,8 +256,9 @@ def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:
 
     print(args.model, *([] if model.step is None else [f"step {model.step:,}"]), f"{args.split} split", sep=", ")
     rows = [
-        ("sequence accuracy", f"{scores.sequence_accuracy:.2f} %", "exact target and length"),
-        ("token accuracy", f"{scores.token_accuracy:.2f} %", "of target positions"),
+        ("sequence accuracy", f"{scores.sequence_accuracy:.2f} %", "of examples solved"),
+        ("token accuracy", f"{scores.token_accuracy:.2f} %", "of what is to be written"),
+        *((name.replace("_", " "), f"{share:.2f} %", "") for name, share in scores.others.items()),
         ("examples", f"{scores.count:,}", ""),
         ("time", f"{scores.seconds:.1f} s", f"{scores.tokens_per_second:,.0f} tokens/s"),
     ]
@@ -243,7 +274,7 @@ def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespac
         "step": model.step,
         "parameters": sum(parameter.numel() for parameter in model.family.parameters()),
         "split": args.split,
-        **asdict(scores),
+        **scores.record(),
         "tokens_per_second": scores.tokens_per_second,
         "batch_size": args.batch_size,
         "decode": msgspec.to_builtins(settings),

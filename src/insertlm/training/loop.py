@@ -144,7 +144,7 @@ class _Run:
         with self.step.optimizer.replaced(self.step.ema.average):
             written = [t.ids for t in generate(self.family, prompts, self.recipe.decode, _VALIDATION_BATCH)]
         self.family.train()
-        scores = accuracy(examples, written)
+        scores = accuracy(self.recipe.task, examples, written)
         self._report({f"validation_{name}": value for name, value in scores.items()})
         self.progress.console.print(f"step {self.done}: validation {scores['sequence_accuracy']:.2f} % exact")
 

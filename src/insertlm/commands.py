@@ -97,6 +97,11 @@ def generate(args: Namespace) -> None:
 
 
 def data(args: Namespace) -> None:
+    if args.name == "tokenizer":
+        _make_tokenizer(args.files, args.size, args.out or Path("tokenizer.json"))
+        return
+    if args.files:
+        raise InsertlmError(f"unknown argument {args.files[0]}; see insertlm data --help")
     task = _star(args.name)
     examples = task.examples(args.split, args.count, args.seed)
     if args.out is None:
@@ -106,6 +111,18 @@ def data(args: Namespace) -> None:
     lines = [json.dumps({"prefix": text(prefix), "target": text(target)}) for prefix, target in examples]
     write_atomically(args.out, "".join(f"{line}\n" for line in lines).encode())
     print(f"wrote {len(lines):,} examples to {args.out}")
+
+
+def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
+    from insertlm.corpus.sources import source_of, texts
+    from insertlm.subwords import train_bpe
+
+    if not files:
+        raise InsertlmError("data tokenizer: expected one or more files of text")
+    _check_writable(out)
+    tokenizer = train_bpe(texts(map(source_of, files)), size)
+    tokenizer.save(out)
+    print(f"wrote {out}: {tokenizer.size:,} tokens")
 
 
 def plot_trajectory(args: Namespace) -> None:

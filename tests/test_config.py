@@ -150,7 +150,7 @@ def test_differences_name_every_key_that_differs() -> None:
         ("model", {"preset": "mini", "max_length": 9}, "recipe: the task has rows of 36 tokens; model.max_length is 9"),
         ("family", {"name": "mdm", "block": 5}, "recipe: "),
         ("model", {"preset": "mini", "heads": 3}, "model: width 128 does not split into 3 heads of an even size"),
-        ("task", {"name": "sudoku"}, "task.name: expected one of star, got 'sudoku'"),
+        ("task", {"name": "sudoku"}, "task.name: expected one of "),
         ("task", {"preset": "star-easy", "nodes": 3}, "task: nodes 3 are too few for 3 paths of 5 nodes; expected "),
         ("family", {"name": "lstm"}, "family.name: expected one of "),
         ("decode", {"top_p": 0}, "decode: top_p is 0; expected 0 < top_p <= 1"),

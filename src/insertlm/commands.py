@@ -55,6 +55,8 @@ def evaluate(args: Namespace) -> None:
     from insertlm.terminal import progress_bar
 
     model = _load(args)
+    if not model.recipe.task.longest_prefix:
+        raise InsertlmError(f"{args.model} writes from nothing, so no text is the right one; expected a model of tasks")
     settings = _settings(model, args)
     out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
     if out:
@@ -75,11 +77,15 @@ def generate(args: Namespace) -> None:
     if args.prompt is not None and args.count is not None:
         raise InsertlmError("--prompt and --count: expected one of them")
     model = _load(args)
-    if args.prompt is None:
-        examples = model.recipe.task.examples("test", args.count or 5, args.seed)
+    task, count = model.recipe.task, args.count or 5
+    examples = None
+    if args.prompt is not None:
+        prompts = [Prompt(task.parse_prompt(args.prompt), args.seed)]
+    elif task.longest_prefix:
+        examples = task.examples("test", count, args.seed)
         prompts = _prompts(examples, args.seed)
     else:
-        examples, prompts = None, [Prompt(model.recipe.task.parse_prompt(args.prompt), args.seed)]
+        prompts = [Prompt([], args.seed + number) for number in range(count)]
     start = time.perf_counter()
     written = _write(model, prompts, args)
     seconds = time.perf_counter() - start
@@ -90,10 +96,10 @@ def generate(args: Namespace) -> None:
     if solved is not None:
         print(f"solved {sum(solved)} of {len(solved)} fresh graphs (seed {args.seed}) in {seconds:.1f} s")
         _print_list(model, written, solved)
-    for number, trajectory in enumerate(written if args.show else written[:1]):
+    for number, trajectory in enumerate(written if args.show or solved is None else written[:1]):
         if number or solved is not None:
             print()
-        _print_sequence(model, trajectory, steps=args.show or args.prompt is None)
+        _print_sequence(model, trajectory, steps=args.show or solved is not None)
 
 
 def data(args: Namespace) -> None:
@@ -169,6 +175,8 @@ def plot_graph(args: Namespace) -> None:
         raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
     model = _load(args) if args.model else None
     task = model.recipe.task if model else _star(args.name or "star-hard")
+    if not isinstance(task, Star):
+        raise InsertlmError(f"{args.model} has no graphs; expected a model of star graphs")
     examples = task.examples("test", 1, args.seed)
     target = _write(model, _prompts(examples, args.seed), args)[0].ids if model else examples[0].target
     *flat, source, goal = examples[0].prefix

@@ -23,6 +23,7 @@ from insertlm.files import reason
 from insertlm.section import Count, Index, Section
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star
+from insertlm.tasks.text import Text
 from insertlm.training.optim import OptimConfig
 
 __all__ = [
@@ -38,8 +39,10 @@ __all__ = [
 ]
 
 TASK_PRESETS: dict[str, dict[str, Any]] = {name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()}
+TaskConfig = Star | Text
 FamilyConfig = IlmConfig | ArmConfig | MdmConfig | ItConfig
 _MOST = (1 << 63) - 1  # what a machine integer holds
+_DEFAULTS = {"task": Star.__struct_config__.tag, "family": IlmConfig.__struct_config__.tag}  # where no name is given
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
 
 
@@ -61,7 +64,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
 class Recipe(Section, frozen=True, kw_only=True):
     """Everything that defines a run."""
 
-    task: Star
+    task: TaskConfig
     model: ModelConfig
     train: TrainConfig
     family: FamilyConfig = IlmConfig()
@@ -166,10 +169,10 @@ def _override(tree: dict[Any, Any], key: str, value: str) -> None:
 
 def _expand(section: str, keys: Any, source: str, overridden: Collection[str]) -> Any:
     """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty, and a
-    family without a name is the default one."""
+    task or family without a name is the default one."""
     keys = {} if keys is None else keys
-    if section == "family" and isinstance(keys, dict):
-        return {"name": IlmConfig.__struct_config__.tag, **keys}
+    if section in _DEFAULTS and isinstance(keys, dict):
+        keys = {"name": _DEFAULTS[section], **keys}
     if section not in _PRESETS or not isinstance(keys, dict) or "preset" not in keys:
         return keys
     name, presets = keys["preset"], _PRESETS[section]
@@ -260,7 +263,7 @@ def _keys(section: str, name: str | None = None) -> list[str]:
     tag = kinds[0].__struct_config__.tag_field
     named = [kind for kind in kinds if kind.__struct_config__.tag == name] or kinds
     preset = ["preset"] if section in _PRESETS else []
-    keys = dict.fromkeys(field.name for kind in named for field in msgspec.structs.fields(kind))
+    keys = dict.fromkeys(field.encode_name for kind in named for field in msgspec.structs.fields(kind))
     return [*preset, *([tag] if tag else []), *keys]
 
 

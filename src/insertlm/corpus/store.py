@@ -44,7 +44,9 @@ from insertlm.errors import InsertlmError
 from insertlm.files import sync, write_durably, writing
 from insertlm.subwords import SubwordTokenizer
 
-__all__ = ["Manifest", "Options", "Store", "cache_folder", "open_store"]
+__all__ = ["Longer", "Manifest", "Options", "Store", "cache_folder", "open_store"]
+
+Longer = Literal["truncate", "skip"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -63,7 +65,7 @@ class Options(msgspec.Struct, frozen=True):
     block: int
     separator: Separator = "line"
     detokenise: Detokeniser = "none"
-    longer: Literal["truncate", "skip"] = "truncate"
+    longer: Longer = "truncate"
     shares: tuple[tuple[str, float], ...] = (("all", 1.0),)
 
 

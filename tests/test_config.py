@@ -154,7 +154,7 @@ def test_differences_name_every_key_that_differs() -> None:
         ("model", {"preset": "mini", "max_length": 9}, "recipe: the task has rows of 36 tokens; model.max_length is 9"),
         ("family", {"name": "mdm", "block": 5}, "recipe: "),
         ("model", {"preset": "mini", "heads": 3}, "model: width 128 does not split into 3 heads of an even size"),
-        ("task", {"name": "sudoku"}, "task.name: expected one of star, zebra, got 'sudoku'"),
+        ("task", {"name": "sudoku"}, "task.name: expected one of star, zebra, text, got 'sudoku'"),
         ("task", {"preset": "zebra", "order": "forward"}, "task.order: expected one of sorted, solver, got 'forward'"),
         (
             "task",

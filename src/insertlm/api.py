@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -19,6 +20,7 @@ from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
 from insertlm.families.base import Family
 from insertlm.files import reason
+from insertlm.tasks.text import Text
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
 
@@ -82,6 +84,8 @@ def load(name_or_path: str | Path = BUNDLED, device: str | None = None) -> Model
     target = choose_device(device)
     folder = _find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
+    if isinstance(recipe.task, Text):
+        recipe = msgspec.structs.replace(recipe, task=recipe.task.kept(folder))
     family = build_family(recipe)
     weights, step = _weights(folder)
     _fill(family, weights, folder)

@@ -218,8 +218,12 @@ def _add_generate(subparsers: Any) -> None:
 
 
 def _add_data(subparsers: Any) -> None:
-    command = _add(subparsers, "data", "print examples of a task, or write them as JSONL")
-    command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard or zebra")
+    note = "insertlm data tokenizer FILES makes a vocabulary (byte-level BPE) from text files."
+    command = _add(subparsers, "data", "print examples of a task, or write them as JSONL", note)
+    command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard, zebra or tokenizer")
+    files = "tokenizer: .txt or .jsonl, also with .gz, .xz or .zst"
+    command.add_argument("files", nargs="*", default=[], metavar="FILE", help=files)
+    command.add_argument("--size", type=_count, default=8192, metavar="N", help="tokenizer: of it (default: 8192)")
     command.add_argument("--count", type=_count, default=3, metavar="N", help="examples (default: 3)")
     command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")

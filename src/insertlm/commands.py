@@ -58,6 +58,8 @@ def evaluate(args: Namespace) -> None:
     from insertlm.terminal import progress_bar
 
     model = _load(args)
+    if not model.recipe.task.longest_prefix:
+        raise InsertlmError(f"{args.model} writes from nothing, so no text is the right one; expected a model of tasks")
     settings = _settings(model, args)
     out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
     if out:
@@ -78,11 +80,15 @@ def generate(args: Namespace) -> None:
     if args.prompt is not None and args.count is not None:
         raise InsertlmError("--prompt and --count: expected one of them")
     model = _load(args)
-    if args.prompt is None:
-        examples = model.recipe.task.examples("test", args.count or 5, args.seed)
+    task, count = model.recipe.task, args.count or 5
+    examples = None
+    if args.prompt is not None:
+        prompts = [Prompt(task.parse_prompt(args.prompt), args.seed)]
+    elif task.longest_prefix:
+        examples = task.examples("test", count, args.seed)
         prompts = _prompts(examples, args.seed)
     else:
-        examples, prompts = None, [Prompt(model.recipe.task.parse_prompt(args.prompt), args.seed)]
+        prompts = [Prompt([], args.seed + number) for number in range(count)]
     start = time.perf_counter()
     written = _write(model, prompts, args)
     seconds = time.perf_counter() - start
@@ -94,13 +100,18 @@ def generate(args: Namespace) -> None:
         things = model.recipe.task.things
         print(f"solved {sum(solved)} of {len(solved)} fresh {things} (seed {args.seed}) in {seconds:.1f} s")
         _print_list(model, written, solved)
-    for number, trajectory in enumerate(written if args.show else written[:1]):
+    for number, trajectory in enumerate(written if args.show or solved is None else written[:1]):
         if number or solved is not None:
             print()
-        _print_sequence(model, trajectory, steps=args.show or args.prompt is None)
+        _print_sequence(model, trajectory, steps=args.show or solved is not None)
 
 
 def data(args: Namespace) -> None:
+    if args.name == "tokenizer":
+        _make_tokenizer(args.files, args.size, args.out or Path("tokenizer.json"))
+        return
+    if args.files:
+        raise InsertlmError(f"unknown argument {args.files[0]}; see insertlm data --help")
     task = _task(args.name)
     examples = task.examples(args.split, args.count, args.seed)
     if args.out is None:
@@ -129,6 +140,18 @@ def solve(args: Namespace) -> None:
     print(f"{table(street, triples)}\n")
     print("order ", ", ".join(f"{name(cell)} in {house}" for cell, house in found))
     print("target", " ".join(str(number) for triple in triples for number in triple))
+
+
+def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
+    from insertlm.corpus.sources import source_of, texts
+    from insertlm.subwords import train_bpe
+
+    if not files:
+        raise InsertlmError("data tokenizer: expected one or more files of text")
+    _check_writable(out)
+    tokenizer = train_bpe(texts(map(source_of, files)), size)
+    tokenizer.save(out)
+    print(f"wrote {out}: {tokenizer.size:,} tokens")
 
 
 def plot_trajectory(args: Namespace) -> None:

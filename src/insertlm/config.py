@@ -23,6 +23,7 @@ from insertlm.files import reason
 from insertlm.section import Count, Index, Section
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star
+from insertlm.tasks.text import Text
 from insertlm.tasks.zebra import PRESETS as ZEBRA_PRESETS
 from insertlm.tasks.zebra import Zebra
 from insertlm.training.optim import OptimConfig
@@ -43,7 +44,7 @@ TASK_PRESETS: dict[str, dict[str, Any]] = {
     **{name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()},
     **{name: {"name": "zebra", **keys} for name, keys in ZEBRA_PRESETS.items()},
 }
-TaskConfig = Star | Zebra
+TaskConfig = Star | Zebra | Text
 FamilyConfig = IlmConfig | ArmConfig | MdmConfig | ItConfig
 _MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
@@ -272,7 +273,7 @@ def _keys(section: str, name: str | None = None) -> list[str]:
     kinds = _named(section, name)
     tag = kinds[0].__struct_config__.tag_field
     preset = ["preset"] if section in _PRESETS else []
-    keys = dict.fromkeys(field.name for kind in kinds for field in msgspec.structs.fields(kind))
+    keys = dict.fromkeys(field.encode_name for kind in kinds for field in msgspec.structs.fields(kind))
     return [*preset, *([tag] if tag else []), *keys]
 
 

@@ -257,7 +257,7 @@ def test_traced_losses_are_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for compiled in (False, True):
         step = reversing(1, layers=1, compiled=compiled)
-        batch = step._batch(0)
+        batch = step.source.batch(0)
         losses = step._losses(batch.example, batch.epoch, capacity_for(batch.visible) if compiled else None)
         found.append([losses.total.detach(), *torch.autograd.grad(losses.total, list(step.family.parameters()))])
     for a, b in zip(*found, strict=True):

@@ -112,7 +112,7 @@ def test_a_step_sees_the_examples_of_its_number() -> None:
         assert torch.equal(batch.example, example)
         assert torch.equal(batch.epoch, epoch)
         noise = Noise(step.order.seed, example, epoch)
-        assert batch.visible == int(step.family.visible(step.rows.select(example), noise).sum())
+        assert batch.visible == int(step.family.visible(step.source.rows(example), noise).sum())
 
 
 def test_steps_repeat_bit_for_bit_and_depend_on_the_seed() -> None:

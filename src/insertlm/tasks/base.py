@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insertlm.tokenizers import Tokenizer
 
-__all__ = ["SPLITS", "TENTHS", "Example", "Examples", "Split", "Task", "exact_scores"]
+__all__ = ["SPLITS", "TENTHS", "Corpus", "Example", "Examples", "Split", "Task", "exact_scores"]
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -47,8 +47,22 @@ class Examples:
             self.target[row, : self.target_length[row]].tolist(),
         )
 
+    def take(self, rows: NDArray[np.int64]) -> Examples:
+        """These, in this order."""
+        return Examples(self.prefix[rows], self.prefix_length[rows], self.target[rows], self.target_length[rows])
+
     def __iter__(self) -> Iterator[Example]:
         return (self[row] for row in range(len(self)))
+
+
+class Corpus(Protocol):
+    """Examples that are too many to hold: read as they are needed, in any order."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, documents: NDArray[np.int64]) -> Examples:
+        """These, in id matrices of the same width whichever they are."""
+        ...
 
 
 class Task(Protocol):
@@ -75,6 +89,10 @@ class Task(Protocol):
     def examples(self, split: Split, count: int | None = None, seed: int | None = None) -> Examples:
         """The split's examples, the same at every call (`count`, `seed`: those of the recipe; another seed gives
         fresh examples of the same split)."""
+        ...
+
+    def training_set(self) -> Examples | Corpus:
+        """What training reads: examples that fit into memory, or a corpus that need not."""
         ...
 
     def render(self, example: Example) -> str:

@@ -114,6 +114,9 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
                 raise InsertlmError(f"the task is too small for three splits: no graph belongs to {split}")
         return _joined(parts, wanted)
 
+    def training_set(self) -> Examples:
+        return self.examples("train")
+
     def path(self, target: Sequence[int]) -> list[int]:
         """The nodes of a target's path from source to goal, in whichever order they are written."""
         path = path_of(target)

@@ -93,6 +93,9 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
         )
         return Puzzles(**kept)[:count]
 
+    def training_set(self) -> Examples:
+        return self.examples("train")
+
     def render(self, example: Example) -> str:
         """The clues in English, the target as a table, and the words of both."""
         street = read(TOKENIZER.decode(example.prefix))

@@ -29,6 +29,7 @@ _OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
     "evaluate": ("decode",),
     "evaluate nll": ("decode",),
+    "evaluate infilling": (),
     "generate": ("decode",),
     "data": (),
     "plot": ("decode",),
@@ -65,7 +66,7 @@ def _run(arguments: list[str]) -> None:
         print(f"insertlm {insertlm.__version__}")
         return
     if parsed.command is None:
-        raise InsertlmError(f"expected a command, one of {', '.join(_OVERRIDES)}; see insertlm --help")
+        raise InsertlmError(f"expected a command, one of {', '.join(_commands())}; see insertlm --help")
     _refuse_unknown(parsed.command, rest, overrides)
     parsed.overrides, parsed.line = overrides, shlex.join(["insertlm", *arguments])
     from insertlm import commands  # not for help and mistakes, which are answered at once
@@ -73,10 +74,14 @@ def _run(arguments: list[str]) -> None:
     getattr(commands, parsed.function)(parsed)
 
 
+def _commands() -> list[str]:
+    return [name for name in _OVERRIDES if " " not in name]
+
+
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """`evaluate nll FILE` is a command of two words; `evaluate RUN` is not."""
     words = " ".join(arguments[:2])
-    if words not in _OVERRIDES:
+    if len(arguments) < 2 or words not in _OVERRIDES:
         return _parser().parse_known_args(arguments)
     try:
         return _parser().parse_known_args([words, *arguments[2:]])
@@ -173,7 +178,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (_add_train, _add_evaluate, _add_evaluate_nll, _add_generate, _add_data, _add_plot):
+    for add in (
+        _add_train,
+        _add_evaluate,
+        _add_evaluate_nll,
+        _add_evaluate_infilling,
+        _add_generate,
+        _add_data,
+        _add_plot,
+    ):
         add(subparsers)
     return parser
 
@@ -218,31 +231,49 @@ def _add_evaluate(subparsers: Any) -> None:
     _add_device(command)
 
 
-def _add_texts(command: _Parser, what: str) -> None:
-    """Where texts come from, and where the results go."""
+def _add_results(command: _Parser, default: str) -> None:
+    command.add_argument("--label", metavar="NAME", help="in tables and pictures (default: name of the file or run)")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"JSON (default: {default}); a journal lies beside it"
+    )
+    _add_device(command)
+
+
+def _add_texts(command: _Parser) -> None:
     command.add_argument(
         "source", metavar="FILE|RUN", help="texts, .txt or .jsonl (.xz, .gz), or a run that writes them"
     )
     command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
     command.add_argument("--count", type=_count, metavar="N", help="texts (default: all of a file; 100 from a run)")
     command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of a run's writing (default: 0)")
-    command.add_argument("--label", metavar="NAME", help="in tables and pictures (default: name of the file or run)")
-    command.add_argument("--out", type=Path, metavar="FILE", help=f"JSON (default: {what}); results lie beside it")
-    _add_device(command)
 
 
 def _add_evaluator(command: _Parser) -> None:
     about = "Hugging Face name, folder or .gguf file of a causal model (default: meta-llama/Llama-3.2-3B, the paper's)"
     command.add_argument("--evaluator", default="meta-llama/Llama-3.2-3B", metavar="MODEL", help=about)
+    command.add_argument(
+        "--bos", metavar="TOKEN", help="what every text is scored behind (default: the evaluator's BOS)"
+    )
 
 
 def _add_evaluate_nll(subparsers: Any) -> None:
     note = f"Run it again to resume. For a run, {_DECODE_NOTE}"
     summary = "measure NLL, entropy and length of texts under a language model"
     command = _add(subparsers, "evaluate nll", summary, note, "evaluate_nll")
-    _add_texts(command, "NAME-nll-MODEL.json")
+    _add_texts(command)
     _add_evaluator(command)
     command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with, measured in the same way")
+    _add_results(command, "NAME-nll-MODEL.json")
+
+
+def _add_evaluate_infilling(subparsers: Any) -> None:
+    summary = "measure filled-in texts against the truth and against the input"
+    command = _add(subparsers, "evaluate infilling", summary, "Run it again to resume.", "evaluate_infilling")
+    about = "JSONL of pieces, removed, text and output (.xz, .gz)"
+    command.add_argument("source", type=Path, metavar="FILE", help=about)
+    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
+    _add_evaluator(command)
+    _add_results(command, "NAME-infilling-MODEL.json")
 
 
 def _add_generate(subparsers: Any) -> None:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     import torch
 
     from insertlm.evaluation.evaluator import Evaluator
+    from insertlm.evaluation.infilling import Comparison
     from insertlm.evaluation.nll import Summary
 
-__all__ = ["evaluate_nll"]
+__all__ = ["evaluate_infilling", "evaluate_nll"]
 
 _WRITTEN = 100  # texts that a run writes if no count is given
 _NAMED = 10  # empty texts whose numbers are printed
@@ -43,7 +44,7 @@ def evaluate_nll(args: Namespace) -> None:
         scores = _score(texts, evaluator, journal)
         reference = _score(data, evaluator, journal) if data else None
     columns = {_label(args): summarise(scores)}
-    record: dict[str, Any] = {"evaluator": evaluator.name, **asdict(columns[_label(args)])}
+    record: dict[str, Any] = {**_named(evaluator), **asdict(columns[_label(args)])}
     if reference:
         columns["data"] = summarise(reference)
         difference = compare_lengths(_lengths(scores), _lengths(reference))
@@ -56,6 +57,34 @@ def evaluate_nll(args: Namespace) -> None:
     _finish(out, record, args, evaluator.device)
 
 
+def evaluate_infilling(args: Namespace) -> None:
+    from insertlm.evaluation.infilling import compare, read_infilled
+    from insertlm.evaluation.nll import summarise
+
+    evaluator = _evaluator(args)
+    out = _out(args, f"{_name(args.source)}-infilling-{_plain(evaluator.label)}.json")
+    lines = read_infilled(Path(args.source), args.count)
+    sides = {
+        "output": [line.output for line in lines],
+        "truth": [line.text for line in lines],
+        "input": [line.input for line in lines],
+    }
+    with Journal(out.with_suffix(".jsonl")) as journal:
+        scores = {side: _score(texts, evaluator, journal) for side, texts in sides.items()}
+    changes = {f"against the {side}": compare(scores["output"], scores[side]) for side in ("truth", "input")}
+    summaries = {side: summarise(found) for side, found in scores.items()}
+    print(f"{args.source} under {evaluator.name}")
+    _print_changes(changes)
+    _print_summaries(summaries)
+    record = {name.replace(" ", "_"): asdict(change) for name, change in changes.items()}
+    _finish(
+        out,
+        {**_named(evaluator), **record, **{side: asdict(found) for side, found in summaries.items()}},
+        args,
+        evaluator.device,
+    )
+
+
 # --- What the commands share
 
 
@@ -63,7 +92,11 @@ def _evaluator(args: Namespace) -> Evaluator:
     from insertlm.api import choose_device
     from insertlm.evaluation.evaluator import Evaluator
 
-    return Evaluator(args.evaluator, choose_device(args.device))
+    return Evaluator(args.evaluator, choose_device(args.device), args.bos)
+
+
+def _named(evaluator: Evaluator) -> dict[str, str | None]:
+    return {"evaluator": evaluator.name, "bos": evaluator.bos}  # None: the evaluator's own
 
 
 def _score(texts: list[str], evaluator: Evaluator, journal: Journal) -> list[Any]:
@@ -135,6 +168,22 @@ def _print_summaries(columns: Mapping[str, Summary]) -> None:
     standard_output().print(grid(["", *columns], rows))
     for name, summary in columns.items():
         _print_left_out(name, summary)
+
+
+def _print_changes(changes: Mapping[str, Comparison]) -> None:
+    from insertlm.terminal import grid, standard_output
+
+    rows = [
+        [
+            name,
+            f"{(change := found.change).nll:+.2f} ± {change.nll_error:.2f} %",
+            f"{change.entropy:+.2f} ± {change.entropy_error:.2f} %",
+            f"{found.count:,}",
+            f"{len(found.left_out):,}",
+        ]
+        for name, found in changes.items()
+    ]
+    standard_output().print(grid(["", "ΔNLL", "ΔEntropy", "texts", "left out"], rows))
 
 
 def _print_left_out(name: str, summary: Summary) -> None:

@@ -146,3 +146,28 @@ def test_help_of_a_command_of_two_words(capsys: pytest.CaptureFixture[str]) -> N
         main(["evaluate", "nll", "--help"])
     assert left.value.code == 0
     assert capsys.readouterr().out.startswith("usage: insertlm evaluate nll ")
+
+
+# --- infilling
+
+
+def test_infilling_against_the_truth_and_the_input(output: Run, causal_model: Path) -> None:
+    lines = [
+        {"pieces": ["A ", " ran."], "removed": ["dog"], "text": "A dog ran.", "output": "A cat ran."},
+        {"pieces": ["He ", ""], "removed": ["sat."], "text": "He sat.", "output": "He sat."},
+    ]
+    Path("set.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    out = output("evaluate", "infilling", "set.jsonl", "--evaluator", "EVALUATOR")
+    assert re.search(r"against the truth +[+-][\d.]+ ± [\d.]+ % +[+-]", out)
+    record = read("set-infilling-tiny-lm.json")
+    scores = {}
+    for text in ("A dog ran.", "A cat ran.", "A ran.", "He sat.", "He"):
+        Path("one.txt").write_text(text, encoding="utf-8")
+        output("evaluate", "nll", "one.txt", "--evaluator", "EVALUATOR", "--out", "one.json")
+        scores[text] = read("one.json")["nll"]
+    changes = [scores["A cat ran."] / scores["A ran."] - 1, scores["He sat."] / scores["He"] - 1]
+    assert record["against_the_input"]["change"]["nll"] == pytest.approx(50 * sum(changes), abs=1e-3)
+    change = scores["A cat ran."] / scores["A dog ran."] - 1
+    assert record["against_the_truth"]["change"]["nll"] == pytest.approx(50 * change, abs=1e-3)
+    assert record["truth"]["nll"] == pytest.approx((scores["A dog ran."] + scores["He sat."]) / 2, abs=1e-5)
+    assert record["against_the_truth"]["count"] == 2

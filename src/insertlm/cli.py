@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import insertlm
 from insertlm.errors import InsertlmError
+from insertlm.evaluation.rubrics import RUBRICS
 
 __all__ = ["main"]
 
@@ -30,6 +31,8 @@ _OVERRIDES = {
     "evaluate": ("decode",),
     "evaluate nll": ("decode",),
     "evaluate infilling": (),
+    "evaluate judge": ("decode",),
+    "evaluate frontier": ("decode",),
     "generate": ("decode",),
     "data": (),
     "plot": ("decode",),
@@ -171,6 +174,13 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
+def _sweep(text: str) -> tuple[str, list[str]]:
+    key, _, values = text.partition("=")
+    if not key or not all(listed := values.split(",")):
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE,VALUE,… such as temperature=0.6,0.8,1, got {text!r}")
+    return key.removeprefix("decode."), listed
+
+
 _split, _over = _one_of("train", "validation", "test"), _one_of("minutes", "steps")
 
 
@@ -178,15 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (
-        _add_train,
-        _add_evaluate,
-        _add_evaluate_nll,
-        _add_evaluate_infilling,
-        _add_generate,
-        _add_data,
-        _add_plot,
-    ):
+    for add in (_add_train, _add_evaluate, *_TEXT_EVALUATIONS, _add_generate, _add_data, _add_plot):
         add(subparsers)
     return parser
 
@@ -274,6 +276,40 @@ def _add_evaluate_infilling(subparsers: Any) -> None:
     command.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
     _add_evaluator(command)
     _add_results(command, "NAME-infilling-MODEL.json")
+
+
+def _add_evaluate_judge(subparsers: Any) -> None:
+    note = f"Run it again to resume. A key for the endpoint: OPENAI_API_KEY. For a run, {_DECODE_NOTE}"
+    command = _add(subparsers, "evaluate judge", "let a language model judge texts", note, "evaluate_judge")
+    _add_texts(command)
+    default = "prometheus-eval/prometheus-7b-v2.0"
+    about = f"the judge: Hugging Face name, folder or .gguf file, or its name at the endpoint (default: {default})"
+    command.add_argument("--model", dest="judge", default=default, metavar="MODEL", help=about)
+    command.add_argument(
+        "--endpoint", metavar="URL", help="ask there, e.g. http://localhost:8000/v1, as one asks OpenAI"
+    )
+    about = f"{', '.join(RUBRICS)}; give it several times for several (default: all)"
+    command.add_argument(
+        "--rubric", dest="rubrics", action="append", type=_one_of(*RUBRICS), metavar="NAME", help=about
+    )
+    _add_results(command, "NAME-judge-MODEL.json")
+
+
+def _add_evaluate_frontier(subparsers: Any) -> None:
+    summary = "measure NLL against entropy over ways of decoding"
+    note = "Run it again to resume. --decode.KEY VALUE holds for all points."
+    command = _add(subparsers, "evaluate frontier", summary, note, "evaluate_frontier")
+    command.add_argument("source", metavar="RUN", help="run folder or bundled model that writes texts")
+    about = "values of a decode key, e.g. temperature=0.6,0.8,1 (the default); several of these: all combinations"
+    command.add_argument("--sweep", dest="sweeps", action="append", type=_sweep, metavar="KEY=V,V,…", help=about)
+    command.add_argument("--count", type=_count, default=100, metavar="N", help="texts a point (default: 100)")
+    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the writing (default: 0)")
+    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with: a point of their own")
+    _add_evaluator(command)
+    _add_results(command, "NAME-frontier-MODEL.json")
+
+
+_TEXT_EVALUATIONS = (_add_evaluate_nll, _add_evaluate_infilling, _add_evaluate_judge, _add_evaluate_frontier)
 
 
 def _add_generate(subparsers: Any) -> None:

@@ -22,7 +22,7 @@ from insertlm.errors import InsertlmError
 from insertlm.files import check_writable, write_atomically
 from insertlm.tasks.base import Example, Examples
 from insertlm.tasks.star import PRESETS, Star, edges_of
-from insertlm.text_commands import evaluate_infilling, evaluate_nll
+from insertlm.text_commands import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "data",
     "evaluate",
+    "evaluate_frontier",
     "evaluate_infilling",
+    "evaluate_judge",
     "evaluate_nll",
     "generate",
     "plot_graph",

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.journal import key_of
 
-__all__ = ["Evaluator", "TextScore", "load_pretrained"]
+__all__ = ["Evaluator", "TextScore", "find_model", "load_pretrained", "model_identity"]
 
 _CELLS = 1 << 28  # logits held at once, 1 GiB in float32
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
@@ -46,7 +46,7 @@ class Evaluator:
 
     def __init__(self, name: str, device: torch.device, bos: str | None = None) -> None:
         self.name, self.device, self.bos = name, device, bos
-        self.place = _find(name)
+        self.place = find_model(name)
 
     @property
     def label(self) -> str:
@@ -55,12 +55,8 @@ class Evaluator:
 
     @cached_property
     def identity(self) -> str:
-        """What results are kept under: a local model is known by its files, another by its name."""
-        if self.place is None:
-            return key_of("hub", self.name, self.bos)
-        files = [self.place] if self.place.is_file() else sorted(self.place.iterdir())
-        kept = [file for file in files if file.suffix in (*_WEIGHTS, ".json")]
-        return key_of([(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in kept], self.bos)
+        """What results are kept under."""
+        return key_of(model_identity(self.name, self.place), self.bos)
 
     def score(self, texts: Sequence[str]) -> Iterator[tuple[int, TextScore | None]]:
         """The number of each text and its score, long texts first, as they come. None: a text without tokens."""
@@ -132,6 +128,15 @@ class Evaluator:
         return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20) - 1
 
 
+def model_identity(name: str, place: Path | None) -> str:
+    """A local model is known by its files, another by its name."""
+    if place is None:
+        return key_of("hub", name)
+    files = [place] if place.is_file() else sorted(place.iterdir())
+    kept = [file for file in files if file.suffix in (*_WEIGHTS, ".json")]
+    return key_of([(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in kept])
+
+
 def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     """A causal model of transformers and its tokenizer. place: its folder or GGUF file (None: `name` is on the hub)."""
     try:
@@ -168,7 +173,7 @@ def _why(name: str, place: Path | None, error: Exception) -> str:
     return f"{name}: cannot be loaded: {todo}. The reason given: {what}"
 
 
-def _find(name: str) -> Path | None:
+def find_model(name: str) -> Path | None:
     """The folder or GGUF file of a local model; None for a name on the hub."""
     path = Path(name or "nothing").expanduser()  # an empty name would be this folder
     if path.is_file() and path.suffix == ".gguf":

@@ -351,5 +351,13 @@ def _add_plot(subparsers: Any) -> None:
     curves.add_argument(
         "--over", type=_over, default="minutes", metavar="AXIS", help="minutes of training (default) or steps"
     )
-    for picture, out in ((order, "trajectory.png"), (graph, "graph.png"), (curves, "training.png")):
+    frontier = _add(pictures, "frontier", "draw NLL against entropy", function="plot_frontier")
+    timing = _add(pictures, "time", "draw NLL against the time of writing", function="plot_time")
+    judged = _add(pictures, "judge", "draw the scores of a judge", function="plot_judge")
+    for picture, source in ((frontier, "frontier"), (timing, "frontier"), (judged, "judge")):
+        about = f"JSON of insertlm evaluate {source}; a model each"
+        picture.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
+    drawn = {"trajectory": order, "graph": graph, "training": curves, "frontier": frontier, "time": timing}
+    for name, picture in {**drawn, "judge": judged}.items():
+        out = f"{name}.png"
         picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")

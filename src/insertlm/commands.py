@@ -23,6 +23,7 @@ from insertlm.files import check_writable, write_atomically
 from insertlm.tasks.base import Example, Examples
 from insertlm.tasks.star import PRESETS, Star, edges_of
 from insertlm.text_commands import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
+from insertlm.text_plots import plot_frontier, plot_judge, plot_time
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -38,7 +39,10 @@ __all__ = [
     "evaluate_judge",
     "evaluate_nll",
     "generate",
+    "plot_frontier",
     "plot_graph",
+    "plot_judge",
+    "plot_time",
     "plot_training",
     "plot_trajectory",
     "train",

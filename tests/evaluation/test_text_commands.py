@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from insertlm import plots
 from insertlm.cli import main
 from insertlm.evaluation import evaluator as module
 from insertlm.evaluation import writing
@@ -219,3 +220,47 @@ def test_frontier_writes_points_and_the_data(output: Run, stub: list[tuple[float
 def test_bad_sweeps(complaint: Run, stub: list[tuple[float, float, int]], arguments: list[str], message: str) -> None:
     assert message in complaint("evaluate", "frontier", "star-hard-mini", "--evaluator", "EVALUATOR", *arguments)
     assert not stub
+
+
+# --- Pictures
+
+
+def write_record(path: str, label: str, *, evaluator: str = "E", **more: Any) -> str:
+    def point(temperature: float, top_p: float) -> dict[str, Any]:
+        summary = {"nll": 1 + temperature, "entropy": 2 + temperature * top_p}
+        return {"settings": {"temperature": temperature, "top_p": top_p}, "seconds_per_text": 0.5, "summary": summary}
+
+    points = [point(t, p) for t in (0.5, 1.0) for p in (0.9, 1.0)]
+    points.append({"settings": {"temperature": 0, "top_p": 1.0}, "seconds_per_text": 0.5, "summary": None})
+    rubrics = {"fluency": {"score": 4.0, "error": 0.1}, "coherence": {"score": None, "error": 0.0}}
+    record = {"label": label, "evaluator": evaluator, "judge": "J", "points": points, "rubrics": rubrics, **more}
+    Path(path).write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+def test_pictures_are_drawn_from_results(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write_record("a.json", "ILM"), write_record("b.json", "ILM", data={"nll": 2.0, "entropy": 3.0})]
+    for picture in ("frontier", "time", "judge"):
+        assert output("plot", picture, *files) == f"wrote {picture}.png\n"
+        assert Path(f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+    seen: list[Any] = []
+    monkeypatch.setattr(plots, "frontier_figure", lambda traces, data: seen.append((traces, data)))
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    output("plot", "frontier", *files)
+    [(traces, data)] = seen
+    assert data == (3.0, 2.0)
+    assert traces[0] == plots.Trace("ILM (a.json) (top_p 0.9), temperature", (2.45, 2.9), (1.5, 2.0), ("0.5", "1.0"))
+    assert len(traces) == 4
+
+
+def test_bad_results_for_pictures(complaint: Run) -> None:
+    write_record("a.json", "ILM")
+    write_record("b.json", "MDM", evaluator="F")
+    message = "b.json was measured by F, a.json by E; expected results of one evaluator"
+    assert complaint("plot", "frontier", "a.json", "b.json") == message
+    assert "none.json: cannot be read: No such file" in complaint("plot", "time", "none.json")
+    assert "real.txt: not JSON; expected a result of insertlm evaluate judge" in complaint("plot", "judge", "real.txt")
+    Path("c.json").write_text('{"nll": 1}', encoding="utf-8")
+    assert complaint("plot", "frontier", "c.json") == "c.json: expected a result of insertlm evaluate frontier"
+    write_record("d.json", "ILM", points=[])
+    assert "nothing to draw" in complaint("plot", "frontier", "d.json")

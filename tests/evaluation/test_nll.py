@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import string
 import sys
 import time
@@ -176,13 +177,40 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
+    """Said at once, not after the client's retries."""
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    def unknown(*_: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(module, "getproxies", dict)
+    start = time.monotonic()
     message = fails("nobody/no-such-model")
+    assert time.monotonic() - start < 5
     assert "hf download nobody/no-such-model; HF_TOKEN for gated ones" in message
+    assert module._hub_is_away()
+    monkeypatch.setattr(module, "getproxies", lambda: {"https": "proxy:3128"})
+    assert not module._hub_is_away()
+    monkeypatch.setattr(module, "getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    assert not module._hub_is_away()
 
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch, causal_model: Path) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert fails(str(causal_model)) == "evaluating texts needs transformers: pip install insertlm[text]"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("INSERTLM_EVALUATOR" not in os.environ, reason="INSERTLM_EVALUATOR: a folder or GGUF file")
+def test_a_real_evaluator() -> None:
+    """Padding, sorting and batching change nothing, and it prefers English to the same words in disorder."""
+    english = "Once upon a time, there was a little girl named Lily. She loved to play with her red ball in the park."
+    evaluator = Evaluator(os.environ["INSERTLM_EVALUATOR"], CPU)
+    texts = [english, " ".join(sorted(english.split())), "The dog ran."]
+    first, second, third = score_texts(texts, evaluator, Journal())
+    [alone] = score_texts([texts[2]], evaluator, Journal())
+    assert first and second and third and alone
+    assert first.nll < 2.5
+    assert second.nll > 4
+    assert third.nll == pytest.approx(alone.nll, abs=1e-3)

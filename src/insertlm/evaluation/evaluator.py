@@ -9,7 +9,9 @@ tokens has n of them in its NLL, its first one too, in its entropy and in its le
 from __future__ import annotations
 
 import io
+import logging
 import math
+import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 import torch.nn.functional as F
@@ -141,14 +145,15 @@ def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: 
     """A causal model of transformers and its tokenizer. place: its folder or GGUF file (None: `name` is on the hub)."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_log
     except ImportError as error:
         raise InsertlmError("evaluating texts needs transformers: pip install insertlm[text]") from error
-    logging.set_verbosity_error()
+    transformers_log.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     folder = str(place or name)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"local_files_only": place is not None or _hub_is_away()}
     if place is not None and place.is_file():
-        folder, options = str(place.parent), {"gguf_file": place.name}
+        folder, options["gguf_file"] = str(place.parent), place.name
     try:
         # What is read from a disk needs no bars of its own; a download does.
         with redirect_stderr(io.StringIO()) if place else nullcontext():
@@ -159,6 +164,20 @@ def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: 
     except Exception as error:  # whatever transformers, the hub's client and five file formats raise
         raise InsertlmError(_why(name, place, error)) from error
     return model.eval().requires_grad_(False).to(device), tokenizer
+
+
+def _hub_is_away() -> bool:
+    """Whether its address has no meaning here. The hub's client would find out for itself, but asks for every file six
+    times before it looks into its cache."""
+    from huggingface_hub import constants
+
+    if getproxies():  # then it is for the proxy to know
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return True
+    return False
 
 
 def _why(name: str, place: Path | None, error: Exception) -> str:

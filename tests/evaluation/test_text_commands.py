@@ -85,9 +85,15 @@ def test_nll_prints_a_table_and_writes_json(output: Run, causal_model: Path) -> 
 def test_a_second_call_needs_no_evaluator(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     call = ["evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--out", "x.json"]
     first = output(*call)
-    assert len(Path("x.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+    assert len(Path("x.journal.jsonl").read_text(encoding="utf-8").splitlines()) == 4
     monkeypatch.setattr(module, "load_pretrained", None)
     assert output(*call) == first
+
+
+def test_a_result_named_like_the_texts_leaves_them_alone(output: Run) -> None:
+    before = Path("stories.jsonl").read_bytes()
+    output("evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--out", "stories.json")
+    assert Path("stories.jsonl").read_bytes() == before
 
 
 def test_an_evaluator_that_fails_keeps_what_was_done(output: Run, complaint: Run, place: Path) -> None:

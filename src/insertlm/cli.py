@@ -224,7 +224,8 @@ def _add_train(subparsers: Any) -> None:
 
 
 def _add_evaluate(subparsers: Any) -> None:
-    command = _add(subparsers, "evaluate", "measure the accuracy of a model", _DECODE_NOTE)
+    note = f"{_DECODE_NOTE}. For texts: insertlm evaluate nll, infilling, judge or frontier"
+    command = _add(subparsers, "evaluate", "measure the accuracy of a model", note)
     command.add_argument("model", metavar="RUN", help="run folder or bundled model")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
     command.add_argument("--count", type=_count, metavar="N", help="examples (default: all of the split)")

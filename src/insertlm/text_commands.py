@@ -186,8 +186,9 @@ def _texts(args: Namespace, journal: Journal) -> list[str]:
 
 
 def _is_run(source: str) -> bool:
-    """A folder, or a word without a suffix, which can only be a bundled model."""
-    return Path(source).is_dir() or not Path(source).suffix
+    """A folder, or a word that can only be a bundled model."""
+    path = Path(source)
+    return path.is_dir() or not (path.suffix or path.is_file())
 
 
 def _name(source: str) -> str:

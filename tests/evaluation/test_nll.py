@@ -21,6 +21,8 @@ from insertlm.evaluation.evaluator import Evaluator, TextScore
 from insertlm.evaluation.journal import Journal
 from insertlm.evaluation.nll import Summary, score_texts, summarise
 
+pytest.importorskip("transformers")
+
 LETTERS = string.printable  # the vocabulary of the tiny model, behind three special tokens
 Save = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -53,14 +55,14 @@ def same(score: TextScore | None, expected: TextScore) -> None:
 @pytest.mark.parametrize("cells", [1, 3000, 1 << 28])
 def test_scores_are_those_of_a_plain_loop(causal_model: Path, monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
     """Whatever shares a batch with a text, and longer than the context or not."""
-    monkeypatch.setattr(module, "_CELLS", cells)
+    monkeypatch.setattr(module, "_CELLS", {"cpu": cells})
     scores = score_texts(TEXTS, Evaluator(str(causal_model), CPU), Journal())
     for text, score in zip(TEXTS, scores, strict=True):
         same(score, plain_loop(causal_model, text))
 
 
 def test_a_batch_holds_as_many_texts_as_fit(causal_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CELLS", 100 * (len(LETTERS) + 3))
+    monkeypatch.setattr(module, "_CELLS", {"cpu": 100 * (len(LETTERS) + 3)})
     evaluator = Evaluator(str(causal_model), CPU)
     rows = [[5] * length for length in (24, 10, 200, 24, 0, 9, 24, 24)]
     assert list(evaluator._batches(rows)) == [[2], [0, 3, 6, 7], [1, 5]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,11 +150,18 @@ def test_a_run_folder_may_have_the_name_of_a_command(complaint: Run) -> None:
     assert complaint("evaluate", "./nll").startswith("nll/recipe.yaml: is empty")
 
 
-def test_help_of_a_command_of_two_words(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("word", ["nll", "infilling", "judge", "frontier"])
+def test_help_of_a_command_of_two_words(capsys: pytest.CaptureFixture[str], word: str) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["evaluate", "nll", "--help"])
+        main(["evaluate", word, "--help"])
     assert left.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: insertlm evaluate nll ")
+    assert capsys.readouterr().out.startswith(f"usage: insertlm evaluate {word} ")
+
+
+def test_mistakes_in_files_are_answered_without_torch(place: Path) -> None:
+    code = "import sys; from insertlm.cli import main; main(['plot', 'judge', 'x']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- infilling

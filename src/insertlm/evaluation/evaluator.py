@@ -30,7 +30,7 @@ from insertlm.evaluation.journal import key_of
 
 __all__ = ["Evaluator", "TextScore", "find_model", "load_pretrained", "model_identity"]
 
-# Logits held at once. A GPU wants large batches (1 GiB in float32); a CPU is as fast with small ones, and shows progress.
+# Logits held at once. A GPU wants large batches (1 GiB in float32); a CPU is as fast with small ones.
 _CELLS = {"cuda": 1 << 28, "cpu": 1 << 26}
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 

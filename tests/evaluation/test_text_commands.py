@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from insertlm import plots
+from insertlm import cli, commands, plots
 from insertlm.cli import main
 from insertlm.evaluation import evaluator as module
 from insertlm.evaluation import writing
@@ -235,6 +236,19 @@ def test_frontier_writes_points_and_the_data(output: Run, stub: list[tuple[float
 def test_bad_sweeps(complaint: Run, stub: list[tuple[float, float, int]], arguments: list[str], message: str) -> None:
     assert message in complaint("evaluate", "frontier", "star-hard-mini", "--evaluator", "EVALUATOR", *arguments)
     assert not stub
+
+
+# --- The page
+
+PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (insertlm .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+def test_commands_on_the_page_are_understood(line: str) -> None:
+    plain, _ = cli._split_off_overrides(shlex.split(line, comments=True)[1:])
+    parsed, rest = cli._parse(plain)
+    assert not rest
+    assert hasattr(commands, parsed.function)
 
 
 # --- Pictures

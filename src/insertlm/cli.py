@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import insertlm
 from insertlm.errors import InsertlmError
+from insertlm.evaluation.rubrics import RUBRICS
 
 __all__ = ["main"]
 
@@ -28,6 +29,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 _OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
     "evaluate": ("decode",),
+    "evaluate nll": ("decode",),
+    "evaluate infilling": (),
+    "evaluate judge": ("decode",),
+    "evaluate frontier": ("decode",),
     "generate": ("decode",),
     "data": (),
     "solve": (),
@@ -60,17 +65,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> None:
     plain, overrides = _split_off_overrides(arguments)
-    parsed, rest = _parser().parse_known_args(plain)
+    parsed, rest = _parse(plain)
     if parsed.version:
         print(f"insertlm {insertlm.__version__}")
         return
     if parsed.command is None:
-        raise InsertlmError(f"expected a command, one of {', '.join(_OVERRIDES)}; see insertlm --help")
+        raise InsertlmError(f"expected a command, one of {', '.join(_commands())}; see insertlm --help")
     _refuse_unknown(parsed.command, rest, overrides)
     parsed.overrides, parsed.line = overrides, shlex.join(["insertlm", *arguments])
     from insertlm import commands  # not for help and mistakes, which are answered at once
 
     getattr(commands, parsed.function)(parsed)
+
+
+def _commands() -> list[str]:
+    return [name for name in _OVERRIDES if " " not in name]
+
+
+def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """`evaluate nll FILE` is a command of two words; `evaluate RUN` is not."""
+    words = " ".join(arguments[:2])
+    if len(arguments) < 2 or words not in _OVERRIDES:
+        return _parser().parse_known_args(arguments)
+    try:
+        return _parser().parse_known_args([words, *arguments[2:]])
+    except InsertlmError as error:
+        name = Path(arguments[1])
+        if not (name / "recipe.yaml").is_file():
+            raise
+        raise InsertlmError(f"{error}; for the run folder of that name: insertlm evaluate ./{name}") from error
 
 
 def _refuse_unknown(command: str, rest: Sequence[str], overrides: Sequence[tuple[str, str]]) -> None:
@@ -152,6 +175,13 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
+def _sweep(text: str) -> tuple[str, list[str]]:
+    key, _, values = text.partition("=")
+    if not key or not all(listed := values.split(",")):
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE,VALUE,… such as temperature=0.6,0.8,1, got {text!r}")
+    return key.removeprefix("decode."), listed
+
+
 _split, _over = _one_of("train", "validation", "test"), _one_of("minutes", "steps")
 
 
@@ -159,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (_add_train, _add_evaluate, _add_generate, _add_data, _add_solve, _add_plot):
+    for add in (_add_train, _add_evaluate, *_TEXT_EVALUATIONS, _add_generate, _add_data, _add_solve, _add_plot):
         add(subparsers)
     return parser
 
@@ -195,13 +225,93 @@ def _add_train(subparsers: Any) -> None:
 
 
 def _add_evaluate(subparsers: Any) -> None:
-    command = _add(subparsers, "evaluate", "measure the accuracy of a model", _DECODE_NOTE)
+    note = f"{_DECODE_NOTE}. For texts: insertlm evaluate nll, infilling, judge or frontier"
+    command = _add(subparsers, "evaluate", "measure the accuracy of a model", note)
     command.add_argument("model", metavar="RUN", help="run folder or bundled model")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
     command.add_argument("--count", type=_count, metavar="N", help="examples (default: all of the split)")
     command.add_argument("--batch-size", type=_count, default=500, metavar="N", help="sequences at once (default: 500)")
     command.add_argument("--out", type=Path, metavar="FILE", help="JSON (default: RUN/evaluation-SPLIT.json)")
     _add_device(command)
+
+
+def _add_results(command: _Parser, default: str) -> None:
+    command.add_argument("--label", metavar="NAME", help="in tables and pictures (default: name of the file or run)")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"JSON (default: {default}); a journal lies beside it"
+    )
+    _add_device(command)
+
+
+def _add_texts(command: _Parser) -> None:
+    command.add_argument(
+        "source", metavar="FILE|RUN", help="texts, .txt or .jsonl (.xz, .gz), or a run that writes them"
+    )
+    command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
+    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all of a file; 100 from a run)")
+    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of a run's writing (default: 0)")
+
+
+def _add_evaluator(command: _Parser) -> None:
+    about = "Hugging Face name, folder or .gguf file of a causal model (default: meta-llama/Llama-3.2-3B, the paper's)"
+    command.add_argument("--evaluator", default="meta-llama/Llama-3.2-3B", metavar="MODEL", help=about)
+    command.add_argument(
+        "--bos", metavar="TOKEN", help="what every text is scored behind (default: the evaluator's BOS)"
+    )
+
+
+def _add_evaluate_nll(subparsers: Any) -> None:
+    note = f"Run it again to resume. For a run, {_DECODE_NOTE}"
+    summary = "measure NLL, entropy and length of texts under a language model"
+    command = _add(subparsers, "evaluate nll", summary, note, "evaluate_nll")
+    _add_texts(command)
+    _add_evaluator(command)
+    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with, measured in the same way")
+    _add_results(command, "NAME-nll-MODEL.json")
+
+
+def _add_evaluate_infilling(subparsers: Any) -> None:
+    summary = "measure filled-in texts against the truth and against the input"
+    command = _add(subparsers, "evaluate infilling", summary, "Run it again to resume.", "evaluate_infilling")
+    about = "JSONL of pieces, removed, text and output (.xz, .gz)"
+    command.add_argument("source", type=Path, metavar="FILE", help=about)
+    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
+    _add_evaluator(command)
+    _add_results(command, "NAME-infilling-MODEL.json")
+
+
+def _add_evaluate_judge(subparsers: Any) -> None:
+    note = f"Run it again to resume. A key for the endpoint: OPENAI_API_KEY. For a run, {_DECODE_NOTE}"
+    command = _add(subparsers, "evaluate judge", "let a language model judge texts", note, "evaluate_judge")
+    _add_texts(command)
+    default = "prometheus-eval/prometheus-7b-v2.0"
+    about = f"the judge: Hugging Face name, folder or .gguf file, or its name at the endpoint (default: {default})"
+    command.add_argument("--model", dest="judge", default=default, metavar="MODEL", help=about)
+    command.add_argument(
+        "--endpoint", metavar="URL", help="ask there, e.g. http://localhost:8000/v1, as one asks OpenAI"
+    )
+    about = f"{', '.join(RUBRICS)}; give it several times for several (default: all)"
+    command.add_argument(
+        "--rubric", dest="rubrics", action="append", type=_one_of(*RUBRICS), metavar="NAME", help=about
+    )
+    _add_results(command, "NAME-judge-MODEL.json")
+
+
+def _add_evaluate_frontier(subparsers: Any) -> None:
+    summary = "measure NLL against entropy over ways of decoding"
+    note = "Run it again to resume. --decode.KEY VALUE holds for all points."
+    command = _add(subparsers, "evaluate frontier", summary, note, "evaluate_frontier")
+    command.add_argument("source", metavar="RUN", help="run folder or bundled model that writes texts")
+    about = "values of a decode key, e.g. temperature=0.6,0.8,1 (the default); several of these: all combinations"
+    command.add_argument("--sweep", dest="sweeps", action="append", type=_sweep, metavar="KEY=V,V,…", help=about)
+    command.add_argument("--count", type=_count, default=100, metavar="N", help="texts a point (default: 100)")
+    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the writing (default: 0)")
+    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with: a point of their own")
+    _add_evaluator(command)
+    _add_results(command, "NAME-frontier-MODEL.json")
+
+
+_TEXT_EVALUATIONS = (_add_evaluate_nll, _add_evaluate_infilling, _add_evaluate_judge, _add_evaluate_frontier)
 
 
 def _add_generate(subparsers: Any) -> None:
@@ -253,5 +363,13 @@ def _add_plot(subparsers: Any) -> None:
     curves.add_argument(
         "--over", type=_over, default="minutes", metavar="AXIS", help="minutes of training (default) or steps"
     )
-    for picture, out in ((order, "trajectory.png"), (graph, "graph.png"), (curves, "training.png")):
+    frontier = _add(pictures, "frontier", "draw NLL against entropy", function="plot_frontier")
+    timing = _add(pictures, "time", "draw NLL against the time of writing", function="plot_time")
+    judged = _add(pictures, "judge", "draw the scores of a judge", function="plot_judge")
+    for picture, source in ((frontier, "frontier"), (timing, "frontier"), (judged, "judge")):
+        about = f"JSON of insertlm evaluate {source}; a model each"
+        picture.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
+    drawn = {"trajectory": order, "graph": graph, "training": curves, "frontier": frontier, "time": timing}
+    for name, picture in {**drawn, "judge": judged}.items():
+        out = f"{name}.png"
         picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")

@@ -6,7 +6,6 @@ Modules that import torch are imported where they are needed, so that `data` and
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import time
@@ -20,12 +19,14 @@ import msgspec
 
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
-from insertlm.files import reason, write_atomically
+from insertlm.files import check_writable, reason, write_atomically
 from insertlm.tasks.base import Example, Examples, Task
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star, edges_of
 from insertlm.tasks.zebra import PRESETS as ZEBRA_PRESETS
 from insertlm.tasks.zebra import Zebra
+from insertlm.text_commands import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
+from insertlm.text_plots import plot_frontier, plot_judge, plot_time
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -33,7 +34,23 @@ if TYPE_CHECKING:
     from insertlm.decoding.settings import DecodeConfig, Prompt
     from insertlm.evaluation.report import Scores
 
-__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_training", "plot_trajectory", "solve", "train"]
+__all__ = [
+    "data",
+    "evaluate",
+    "evaluate_frontier",
+    "evaluate_infilling",
+    "evaluate_judge",
+    "evaluate_nll",
+    "generate",
+    "plot_frontier",
+    "plot_graph",
+    "plot_judge",
+    "plot_time",
+    "plot_training",
+    "plot_trajectory",
+    "solve",
+    "train",
+]
 
 _LISTED = 10  # results of `generate` that get a line each
 _BATCH = 64  # sequences that `generate` and `plot` write at once
@@ -63,7 +80,7 @@ def evaluate(args: Namespace) -> None:
     settings = _settings(model, args)
     out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
     if out:
-        _check_writable(out)
+        check_writable(out)
     examples = model.recipe.task.examples(args.split, args.count)
     with progress_bar("evaluating", len(examples)) as advance:
         scores = evaluate_family(model.family, model.recipe.task, examples, settings, args.batch_size, advance)
@@ -148,7 +165,7 @@ def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
 
     if not files:
         raise InsertlmError("data tokenizer: expected one or more files of text")
-    _check_writable(out)
+    check_writable(out)
     tokenizer = train_bpe(texts(map(source_of, files)), size)
     tokenizer.save(out)
     print(f"wrote {out}: {tokenizer.size:,} tokens")
@@ -217,10 +234,9 @@ def _load(args: Namespace) -> Model:
 
 
 def _settings(model: Model, args: Namespace) -> DecodeConfig:
-    from insertlm.config import change_decode, parse_value
+    from insertlm.config import override_decode
 
-    changes = {key.removeprefix("decode."): parse_value(key, value) for key, value in args.overrides}
-    return change_decode(model.recipe.decode, changes, [key for key, _ in args.overrides])
+    return override_decode(model.recipe.decode, args.overrides)
 
 
 def _labels(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
@@ -262,16 +278,6 @@ def _task(name: str) -> Task:
 
 
 # --- Printing and recording
-
-
-def _check_writable(path: Path) -> None:
-    """Before the work rather than after it."""
-    if path.is_dir():
-        raise InsertlmError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise InsertlmError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise InsertlmError(f"cannot write {path}: nothing may be written to the folder {path.parent}")
 
 
 def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:

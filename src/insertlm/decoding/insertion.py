@@ -1,11 +1,15 @@
-"""What the families that insert share while writing: a canvas, and its hidden rows with the prefix computed once."""
+"""What the families that insert share while writing: a canvas, its hidden rows with the prefix computed once, and what
+may be written where."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from insertlm.backbone.attention import (
@@ -16,13 +20,39 @@ from insertlm.backbone.attention import (
     bidirectional_attention,
 )
 from insertlm.decoding.canvas import Canvas
+from insertlm.decoding.constraints import Move, RuledText
 from insertlm.decoding.engine import Step
 from insertlm.decoding.graphs import CachedBackbone
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.base import Family
+from insertlm.losses import slot_logsumexp
 from insertlm.packing import Packing
 
-__all__ = ["InsertionWriter", "spread"]
+__all__ = ["InsertionWriter", "Scope", "spread"]
+
+
+class Scope(NamedTuple):
+    """What the next step may do.
+
+    complete, full: [B] bool, as in Step   slots: of the S cells of the canvas [B, C] that may be written behind
+    barred: [S, W] bool, the words that are out of play in each; None: none is
+    """
+
+    complete: Tensor
+    full: Tensor
+    slots: Packing
+    barred: Tensor | None = None
+
+    def logits(self, rows: Tensor, words: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """rows: [N, d], of all slots or of the `chosen` [N]   words: [W, d]   Returns [N, W]."""
+        logits = rows @ words.T
+        if self.barred is None:
+            return logits
+        return logits.masked_fill(self.barred if chosen is None else self.barred[chosen], -torch.inf)
+
+    def mass(self, rows: Tensor, words: Tensor) -> Tensor:
+        """The log-sum-exp of each slot's logits, [S]; they are kept only where something is barred."""
+        return slot_logsumexp(rows, words) if self.barred is None else self.logits(rows, words).logsumexp(1)
 
 
 class InsertionWriter(ABC):
@@ -38,6 +68,7 @@ class InsertionWriter(ABC):
             room = min(room, settings.max_steps)
         specials = family.specials
         self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
+        self.rules = [RuledText(p) for p in prompts] if any(p.constrained for p in prompts) else None
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
         self.graphs: CachedBackbone | None = None
         if self.cache is not None and family.device.type == "cuda":
@@ -56,14 +87,49 @@ class InsertionWriter(ABC):
     @abstractmethod
     def step(self, number: int) -> Step: ...
 
+    def scope(self, number: int, done: Tensor) -> Scope:
+        """done: [B] bool, which texts the model itself would end"""
+        if self.rules is None:
+            slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
+            return Scope(done, self.full, slots)
+        left = np.minimum(self.longest - self.canvas.counts.length, self.settings.max_steps - number)
+        moves = [text.move(*now) for text, *now in zip(self.rules, done.tolist(), left.tolist(), strict=True)]
+        complete, full = torch.tensor([(move.complete, not move.slots) for move in moves], device=done.device).T
+        shown = np.zeros(self.canvas.tokens.shape, dtype=bool)
+        for b, move in enumerate(moves):
+            shown[b, move.slots or self.canvas.counts.prefix[b] + 1] = True  # <bos>, where the text is over
+        slots = Packing(torch.from_numpy(shown).to(done.device), counts=shown.sum(1))
+        return Scope(complete, full | self.full, slots, self._barred(moves, shown).to(done.device))
+
+    def _barred(self, moves: Sequence[Move], shown: NDArray[np.bool_]) -> Tensor:
+        """[S, W]: words that a move, or what is banned in its text, rules out."""
+        assert self.rules is not None
+        column = {word: number for number, word in enumerate(self.family.writable.tolist())}
+        rows = np.cumsum(shown.flatten()).reshape(shown.shape) - 1
+        barred = np.zeros((shown.sum(), len(column)), dtype=bool)
+        for b, (text, move) in enumerate(zip(self.rules, moves, strict=True)):
+            mine = rows[b, shown[b]]
+            if move.words is not None:
+                barred[mine] = True
+                barred[np.ix_(mine, [column[word] for word in move.words])] = False
+            barred[np.ix_(mine, [column[word] for word in text.never])] = True
+            for slot, word in move.barred:
+                barred[rows[b, slot], column[word]] = True
+        return torch.from_numpy(barred)
+
     def select(self, rows: Tensor) -> None:
         self.canvas = self.canvas.select(rows)
+        if self.rules is not None:
+            self.rules = [self.rules[row] for row in rows.tolist()]
         if self.graphs is not None:
             self.graphs.select(rows)
         elif self.cache is not None:
             self.cache = self.cache.select(rows)
 
     def write(self, step: Step) -> Tensor:
+        if self.rules is not None:
+            for text, slot, token in zip(self.rules, step.place.tolist(), step.token.tolist(), strict=True):
+                text.write(*slot, *token)
         return self.canvas.insert(step.place, step.token)
 
     def hidden(self) -> tuple[Tensor, Tensor]:

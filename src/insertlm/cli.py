@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 _OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
     "evaluate": ("decode",),
+    "evaluate nll": ("decode",),
     "generate": ("decode",),
     "data": (),
     "plot": ("decode",),
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> None:
     plain, overrides = _split_off_overrides(arguments)
-    parsed, rest = _parser().parse_known_args(plain)
+    parsed, rest = _parse(plain)
     if parsed.version:
         print(f"insertlm {insertlm.__version__}")
         return
@@ -70,6 +71,20 @@ def _run(arguments: list[str]) -> None:
     from insertlm import commands  # not for help and mistakes, which are answered at once
 
     getattr(commands, parsed.function)(parsed)
+
+
+def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """`evaluate nll FILE` is a command of two words; `evaluate RUN` is not."""
+    words = " ".join(arguments[:2])
+    if words not in _OVERRIDES:
+        return _parser().parse_known_args(arguments)
+    try:
+        return _parser().parse_known_args([words, *arguments[2:]])
+    except InsertlmError as error:
+        name = Path(arguments[1])
+        if not (name / "recipe.yaml").is_file():
+            raise
+        raise InsertlmError(f"{error}; for the run folder of that name: insertlm evaluate ./{name}") from error
 
 
 def _refuse_unknown(command: str, rest: Sequence[str], overrides: Sequence[tuple[str, str]]) -> None:
@@ -158,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (_add_train, _add_evaluate, _add_generate, _add_data, _add_plot):
+    for add in (_add_train, _add_evaluate, _add_evaluate_nll, _add_generate, _add_data, _add_plot):
         add(subparsers)
     return parser
 
@@ -201,6 +216,33 @@ def _add_evaluate(subparsers: Any) -> None:
     command.add_argument("--batch-size", type=_count, default=500, metavar="N", help="sequences at once (default: 500)")
     command.add_argument("--out", type=Path, metavar="FILE", help="JSON (default: RUN/evaluation-SPLIT.json)")
     _add_device(command)
+
+
+def _add_texts(command: _Parser, what: str) -> None:
+    """Where texts come from, and where the results go."""
+    command.add_argument(
+        "source", metavar="FILE|RUN", help="texts, .txt or .jsonl (.xz, .gz), or a run that writes them"
+    )
+    command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
+    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all of a file; 100 from a run)")
+    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of a run's writing (default: 0)")
+    command.add_argument("--label", metavar="NAME", help="in tables and pictures (default: name of the file or run)")
+    command.add_argument("--out", type=Path, metavar="FILE", help=f"JSON (default: {what}); results lie beside it")
+    _add_device(command)
+
+
+def _add_evaluator(command: _Parser) -> None:
+    about = "Hugging Face name, folder or .gguf file of a causal model (default: meta-llama/Llama-3.2-3B, the paper's)"
+    command.add_argument("--evaluator", default="meta-llama/Llama-3.2-3B", metavar="MODEL", help=about)
+
+
+def _add_evaluate_nll(subparsers: Any) -> None:
+    note = f"Run it again to resume. For a run, {_DECODE_NOTE}"
+    summary = "measure NLL, entropy and length of texts under a language model"
+    command = _add(subparsers, "evaluate nll", summary, note, "evaluate_nll")
+    _add_texts(command, "NAME-nll-MODEL.json")
+    _add_evaluator(command)
+    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with, measured in the same way")
 
 
 def _add_generate(subparsers: Any) -> None:

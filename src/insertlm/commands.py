@@ -6,7 +6,6 @@ Modules that import torch are imported where they are needed, so that `data` and
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from argparse import Namespace
@@ -20,9 +19,10 @@ import msgspec
 
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
-from insertlm.files import write_atomically
+from insertlm.files import check_writable, write_atomically
 from insertlm.tasks.base import Example, Examples
 from insertlm.tasks.star import PRESETS, Star, edges_of
+from insertlm.text_commands import evaluate_nll
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from insertlm.decoding.settings import DecodeConfig, Prompt
     from insertlm.evaluation.report import Scores
 
-__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_training", "plot_trajectory", "train"]
+__all__ = [
+    "data",
+    "evaluate",
+    "evaluate_nll",
+    "generate",
+    "plot_graph",
+    "plot_training",
+    "plot_trajectory",
+    "train",
+]
 
 _LISTED = 10  # results of `generate` that get a line each
 _BATCH = 64  # sequences that `generate` and `plot` write at once
@@ -58,7 +67,7 @@ def evaluate(args: Namespace) -> None:
     settings = _settings(model, args)
     out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
     if out:
-        _check_writable(out)
+        check_writable(out)
     examples = model.recipe.task.examples(args.split, args.count)
     with progress_bar("evaluating", len(examples)) as advance:
         scores = evaluate_family(model.family, examples, settings, args.batch_size, advance)
@@ -169,10 +178,9 @@ def _load(args: Namespace) -> Model:
 
 
 def _settings(model: Model, args: Namespace) -> DecodeConfig:
-    from insertlm.config import change_decode, parse_value
+    from insertlm.config import override_decode
 
-    changes = {key.removeprefix("decode."): parse_value(key, value) for key, value in args.overrides}
-    return change_decode(model.recipe.decode, changes, [key for key, _ in args.overrides])
+    return override_decode(model.recipe.decode, args.overrides)
 
 
 def _labels(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
@@ -209,16 +217,6 @@ def _star(name: str) -> Star:
 
 
 # --- Printing and recording
-
-
-def _check_writable(path: Path) -> None:
-    """Before the work rather than after it."""
-    if path.is_dir():
-        raise InsertlmError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise InsertlmError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise InsertlmError(f"cannot write {path}: nothing may be written to the folder {path.parent}")
 
 
 def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:

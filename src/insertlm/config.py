@@ -32,6 +32,7 @@ __all__ = [
     "change_decode",
     "differences",
     "load_recipe",
+    "override_decode",
     "parse_recipe",
     "parse_value",
     "to_yaml",
@@ -93,6 +94,12 @@ def change_decode(config: DecodeConfig, changes: Mapping[str, Any], overridden: 
     """The `decode` section with some keys changed."""
     keys = {**msgspec.to_builtins(config), **changes}
     return _convert({"decode": keys}, _DecodeOnly, "", overridden).decode
+
+
+def override_decode(config: DecodeConfig, overrides: Sequence[tuple[str, str]]) -> DecodeConfig:
+    """The `decode` section with what the command line says, such as ("decode.temperature", "0.8")."""
+    changes = {key.removeprefix("decode."): parse_value(key, value) for key, value in overrides}
+    return change_decode(config, changes, [key for key, _ in overrides])
 
 
 def parse_value(key: str, text: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from insertlm.errors import InsertlmError
 
-__all__ = ["reason", "sync", "write_atomically", "write_durably", "writing"]
+__all__ = ["check_writable", "reason", "sync", "write_atomically", "write_durably", "writing"]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -33,6 +33,16 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InsertlmError(f"cannot write {path}: {reason(error)}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Before the work rather than after it."""
+    if path.is_dir():
+        raise InsertlmError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise InsertlmError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InsertlmError(f"cannot write {path}: nothing may be written to the folder {path.parent}")
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -6,7 +6,7 @@ Rich turns all of it into plain text where the output is not a terminal, so noth
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.cells import cell_len
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from insertlm.decoding.trajectory import Trajectory
 
-__all__ = ["progress_bar", "results_table", "show_trajectory", "standard_output", "verdict"]
+__all__ = ["grid", "progress_bar", "results_table", "show_trajectory", "standard_output", "verdict"]
 
 MARK = "›"  # before the token that is new in a line
 ABSENT = "·"  # where a token will come later
@@ -58,6 +58,16 @@ def results_table(rows: Sequence[tuple[str, str, str]]) -> Table:
     table.add_column()
     table.add_column(justify="right", style="bold")
     table.add_column(style=FAINT)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A name and then numbers in each row, under a header."""
+    table = Table(box=None, header_style=FAINT, padding=(0, 2))
+    for column, name in enumerate(header):
+        table.add_column(name, justify="right" if column else "left")
     for row in rows:
         table.add_row(*row)
     return table

@@ -1,0 +1,183 @@
+"""A causal language model that scores texts, from the Hugging Face hub, a folder or a GGUF file.
+
+One rule for everything that is scored, so that numbers can be compared: **one BOS in front**. It is the evaluator's own
+beginning-of-text token, or its end-of-text token if it has none; the tokenizer adds nothing else. BOS is never
+scored and never counted: a text of n tokens has n of them in its NLL, its first one too, in its entropy and its length.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, redirect_stderr
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from insertlm.errors import InsertlmError
+from insertlm.evaluation.journal import key_of
+
+__all__ = ["Evaluator", "TextScore", "load_pretrained"]
+
+_CELLS = 1 << 28  # logits held at once, 1 GiB in float32
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """One text. nll: mean over its scored tokens, in nats; tokens: all of them; scored: those that the evaluator's
+    context has room for; entropy: of the text's unigram frequencies, in nats"""
+
+    nll: float
+    entropy: float
+    tokens: int
+    scored: int
+
+
+class Evaluator:
+    """Loaded when it is first needed: a call whose results are all there already needs no model."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name, self.device = name, device
+        self.place = _find(name)
+
+    @property
+    def label(self) -> str:
+        """A short name for files and tables."""
+        return Path(self.name).name.removesuffix(".gguf")
+
+    @cached_property
+    def identity(self) -> str:
+        """What results are kept under: a local model is known by its files, another by its name."""
+        if self.place is None:
+            return key_of("hub", self.name)
+        files = [self.place] if self.place.is_file() else sorted(self.place.iterdir())
+        kept = [file for file in files if file.suffix in (*_WEIGHTS, ".json")]
+        return key_of([(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in kept])
+
+    def score(self, texts: Sequence[str]) -> Iterator[tuple[int, TextScore | None]]:
+        """The number of each text and its score, long texts first, as they come. None: a text without tokens."""
+        rows = self._tokenize(texts)
+        yield from ((number, None) for number, row in enumerate(rows) if not row)
+        for batch in self._batches(rows):
+            nll = self._nll([rows[number] for number in batch])
+            for number, losses in zip(batch, nll, strict=True):
+                mean = math.fsum(losses) / len(losses)
+                yield number, TextScore(mean, _entropy(rows[number]), len(rows[number]), len(losses))
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        # A lone half of a surrogate pair, which JSON can express, is no text: tokenizers refuse it.
+        clean = [text.encode("utf-8", "replace").decode() for text in texts]
+        _, tokenizer = self._loaded
+        rows: list[list[int]] = tokenizer(clean, add_special_tokens=False)["input_ids"] if clean else []
+        return [row if text.strip() else [] for row, text in zip(rows, clean, strict=True)]
+
+    def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Numbers of texts of like lengths, as many as their logits fit into `_CELLS`."""
+        model, _ = self._loaded
+        most = max(1, _CELLS // model.get_output_embeddings().weight.shape[0])
+        order = sorted((number for number, row in enumerate(rows) if row), key=lambda number: -len(rows[number]))
+        while order:
+            size = max(1, most // (1 + min(len(rows[order[0]]), self._room)))
+            yield order[:size]
+            del order[:size]
+
+    @torch.inference_mode()
+    def _nll(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Of every token that fits into the context."""
+        model, tokenizer = self._loaded
+        rows = [row[: self._room] for row in rows]
+        ids = torch.full((len(rows), 1 + max(map(len, rows))), _bos(tokenizer, self.name))
+        for line, row in zip(ids, rows, strict=True):
+            line[1 : 1 + len(row)] = torch.tensor(row)
+        lengths = torch.tensor([1 + len(row) for row in rows])
+        # Filled up on the right: with causal attention nothing that counts can see it; the mask is for good measure.
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        ids = ids.to(self.device)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
+            logits = model(input_ids=ids, attention_mask=mask.to(self.device), use_cache=False).logits
+        # A row at a time: the softmax of all of them would need their memory once more.
+        return [
+            F.cross_entropy(logits[i, : len(row)].float(), ids[i, 1 : 1 + len(row)], reduction="none").tolist()
+            for i, row in enumerate(rows)
+        ]
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        return load_pretrained(self.name, self.place, self.device, torch.float32)
+
+    @cached_property
+    def _room(self) -> int:
+        """Tokens of a text that fit into the context beside BOS."""
+        model, _ = self._loaded
+        return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20) - 1
+
+
+def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A causal model of transformers and its tokenizer. place: its folder or GGUF file (None: `name` is on the hub)."""
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as error:
+        raise InsertlmError("evaluating texts needs transformers: pip install insertlm[text]") from error
+    logging.set_verbosity_error()
+    folder = str(place or name)
+    options: dict[str, Any] = {}
+    if place is not None and place.is_file():
+        folder, options = str(place.parent), {"gguf_file": place.name}
+    try:
+        # What is read from a disk needs no bars of its own; a download does.
+        with redirect_stderr(io.StringIO()) if place else nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
+        _bos(tokenizer, name)
+    except (InsertlmError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever transformers, the hub's client and five file formats raise
+        raise InsertlmError(_why(name, place, error)) from error
+    return model.eval().requires_grad_(False).to(device), tokenizer
+
+
+def _why(name: str, place: Path | None, error: Exception) -> str:
+    what = " ".join(str(error).split()) or type(error).__name__
+    what = what if len(what) <= 160 else f"{what[:159]}…"
+    if place is None:
+        todo = f"fetch it where the hub can be reached (hf download {name}; HF_TOKEN for gated ones), or give a folder"
+    elif isinstance(error, ImportError) or "pip install" in what:
+        todo = "expected what pip install insertlm[text] brings"
+    else:
+        todo = "expected a causal language model with its tokenizer, as transformers saves them, or as one GGUF file"
+    return f"{name}: cannot be loaded: {todo}. The reason given: {what}"
+
+
+def _find(name: str) -> Path | None:
+    """The folder or GGUF file of a local model; None for a name on the hub."""
+    path = Path(name or "nothing").expanduser()  # an empty name would be this folder
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    if path.is_dir():
+        found = sorted(path.glob("*.gguf"))
+        if len(found) > 1 and not (path / "config.json").is_file():
+            raise InsertlmError(f"{name}: several models; expected the name of one, such as {found[0]}")
+        return found[0] if found and not (path / "config.json").is_file() else path
+    if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
+        raise InsertlmError(f"{name}: no model there; expected a folder, a .gguf file or a name on the hub")
+    return None
+
+
+def _bos(tokenizer: Any, name: str) -> int:
+    token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if token is None:
+        raise InsertlmError(f"{name}: its tokenizer has no BOS and no EOS; expected one that every text can start with")
+    return int(token)
+
+
+def _entropy(ids: Sequence[int]) -> float:
+    shares = [count / len(ids) for count in Counter(ids).values()]
+    return max(0.0, -math.fsum(share * math.log(share) for share in shares))

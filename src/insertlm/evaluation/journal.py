@@ -1,0 +1,80 @@
+"""Results that come one by one, kept in a JSON-lines file: what is there is not computed again.
+
+A result is found by a key that says everything it depends on, so one file may serve many calls, in any order, and a
+changed setting never meets an old result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from insertlm.errors import InsertlmError
+from insertlm.files import reason, writing
+
+__all__ = ["Journal", "key_of"]
+
+
+def key_of(*parts: Any) -> str:
+    """One name for any JSON values, the same in every process."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class Journal:
+    """A dictionary from keys to records that survives a kill, but for the line being written. Without a path it lives
+    in memory. To be used in a `with`; nothing is written, or even created, before the first new record."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self._file, self._end = path, None, 0
+        self._records: dict[str, dict[str, Any]] = {}
+        if path is not None and path.exists():
+            self._read(path)
+
+    _file: IO[bytes] | None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._records
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        return self._records[key]
+
+    def add(self, key: str, record: Mapping[str, Any]) -> None:
+        """Keep a record and hand its line to the system, so that a kill loses none."""
+        self._records[key] = dict(record)
+        if self._path is None:
+            return
+        with writing(self._path):
+            if self._file is None:
+                self._file = self._path.open("ab")
+                self._file.truncate(self._end)  # a line that a kill has torn
+            self._file.write(json.dumps({"key": key, **record}, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+
+    def _read(self, path: Path) -> None:
+        """Only the last line can be torn, and then it has no end."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise InsertlmError(f"{path}: cannot be read: {reason(error)}") from error
+        self._end = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[: self._end].splitlines(), start=1):
+            try:
+                record = json.loads(line)
+                self._records[record.pop("key")] = record
+            except (ValueError, AttributeError, KeyError, TypeError) as error:
+                raise InsertlmError(
+                    f"{path}, line {number}: expected a result of an earlier call; move the file away to start anew"
+                ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,148 @@
+"""`insertlm evaluate nll | …`: from the command line to the JSON file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from insertlm.cli import main
+from insertlm.evaluation import evaluator as module
+from insertlm.evaluation import writing
+from insertlm.evaluation.writing import Source
+
+Run = Callable[..., str]
+TEXTS = ["Once upon a time.", "The dog ran.", "", "He said: no!"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file of texts."""
+    monkeypatch.chdir(tmp_path)
+    Path("stories.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
+    Path("real.txt").write_text("A cat.\nA dog and a cat.\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def output(capsys: pytest.CaptureFixture[str], causal_model: Path) -> Run:
+    """What a command prints that succeeds and complains of nothing; EVALUATOR stands for the tiny model."""
+
+    def run(*arguments: str) -> str:
+        code = main([str(causal_model) if argument == "EVALUATOR" else argument for argument in arguments])
+        captured = capsys.readouterr()
+        assert (code, captured.err) == (0, "")
+        return captured.out
+
+    return run
+
+
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str], causal_model: Path) -> Run:
+    """The one line that a command says when it refuses."""
+
+    def run(*arguments: str) -> str:
+        code = main([str(causal_model) if argument == "EVALUATOR" else argument for argument in arguments])
+        assert code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        return line.removeprefix("insertlm: ")
+
+    return run
+
+
+def read(path: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return record
+
+
+# --- nll
+
+
+def test_nll_prints_a_table_and_writes_json(output: Run, causal_model: Path) -> None:
+    out = output("evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--data", "real.txt")
+    for line in (
+        r"stories +data",
+        r"NLL +[\d.]+ ± [\d.]+ +[\d.]+ ± ",
+        r"texts +4 +2",
+        r"  50 % +12 +11",
+        "lengths against",
+    ):
+        assert re.search(line, out)
+    assert "stories: 1 empty, in no mean: number 3\n" in out
+    assert out.endswith("wrote stories-nll-tiny-lm.json\n")
+    record = read("stories-nll-tiny-lm.json")
+    assert record["command"] == f"insertlm evaluate nll stories.jsonl --evaluator {causal_model} --data real.txt"
+    assert (record["label"], record["count"], record["empty"]) == ("stories", 4, [3])
+    assert record["data"]["count"] == 2
+    assert {"nll", "nll_by_token", "entropy", "length", "length_difference", "commit"} <= record.keys()
+
+
+def test_a_second_call_needs_no_evaluator(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = ["evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--out", "x.json"]
+    first = output(*call)
+    assert len(Path("x.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+    monkeypatch.setattr(module, "load_pretrained", None)
+    assert output(*call) == first
+
+
+def test_an_evaluator_that_fails_keeps_what_was_done(output: Run, complaint: Run, place: Path) -> None:
+    output("evaluate", "nll", "real.txt", "--evaluator", "EVALUATOR", "--out", "x.json")
+    before = {path: path.read_bytes() for path in place.iterdir()}
+    message = complaint("evaluate", "nll", "real.txt", "--evaluator", "./none", "--out", "x.json")
+    assert message == "./none: no model there; expected a folder, a .gguf file or a name on the hub"
+    assert {path: path.read_bytes() for path in place.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stories.jsonl", "--field", "output"], "stories.jsonl, line 1: expected a text under 'output'"),
+        (["none.txt"], "none.txt: no such file"),
+        (["none"], "none: no model there"),
+        (["stories.jsonl", "--out", "x.txt"], "--out x.txt: expected a .json file"),
+        (["stories.jsonl", "--out", "no/x.json"], "cannot write no/x.json: there is no folder no"),
+        (["stories.jsonl", "--decode.temperature", "1"], "--decode.temperature: expected a run, which can decode"),
+        (["stories.jsonl", "--data", "none.txt"], "none.txt: no such file"),
+        (["stories.jsonl", "--count", "0"], "argument --count: expected a whole number of at least 1"),
+        ([], "the following arguments are required: FILE|RUN"),
+        (["star-hard-mini"], "its task starts from a prompt; expected a model that writes texts freely"),
+    ],
+)
+def test_bad_arguments(complaint: Run, arguments: list[str], message: str) -> None:
+    assert message in complaint("evaluate", "nll", *arguments, "--evaluator", "EVALUATOR")
+
+
+def test_a_run_writes_the_texts_once(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a writer in place of a model of texts."""
+    calls: list[tuple[float, int]] = []
+
+    def write(settings: Any, count: int) -> list[str]:
+        calls.append((settings.temperature, count))
+        return [f"Text {number}." for number in range(count)]
+
+    monkeypatch.setattr(writing, "unconditional", lambda model, seed: Source(f"stub {seed}", write))
+    call = ["evaluate", "nll", "star-hard-mini", "--evaluator", "EVALUATOR", "--decode.temperature", "0.5"]
+    first = output(*call, "--count", "3")
+    assert output(*call, "--count", "3") == first
+    output(*call)
+    assert calls == [(0.5, 3), (0.5, 100)]
+    assert read("star-hard-mini-nll-tiny-lm.json")["count"] == 100
+
+
+def test_a_run_folder_may_have_the_name_of_a_command(complaint: Run) -> None:
+    Path("nll").mkdir()
+    Path("nll/recipe.yaml").touch()
+    message = complaint("evaluate", "nll")
+    assert message.endswith("required: FILE|RUN; for the run folder of that name: insertlm evaluate ./nll")
+    assert complaint("evaluate", "./nll").startswith("nll/recipe.yaml: is empty")
+
+
+def test_help_of_a_command_of_two_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", "nll", "--help"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: insertlm evaluate nll ")

@@ -1,4 +1,4 @@
-"""`insertlm train | evaluate | generate | data | plot`.
+"""`insertlm train | evaluate | generate | infill | data | plot`.
 
 This file reads the command line; commands.py carries it out. Whatever a user can get wrong ends as one line on standard
 error and exit code 2.
@@ -30,7 +30,9 @@ _OVERRIDES = {
     "evaluate": ("decode",),
     "evaluate nll": ("decode",),
     "generate": ("decode",),
+    "infill": ("decode",),
     "data": (),
+    "data infilling": (),
     "plot": ("decode",),
 }
 
@@ -76,7 +78,7 @@ def _run(arguments: list[str]) -> None:
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """`evaluate nll FILE` is a command of two words; `evaluate RUN` is not."""
     words = " ".join(arguments[:2])
-    if words not in _OVERRIDES:
+    if len(arguments) < 2 or words not in _OVERRIDES:
         return _parser().parse_known_args(arguments)
     try:
         return _parser().parse_known_args([words, *arguments[2:]])
@@ -173,7 +175,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (_add_train, _add_evaluate, _add_evaluate_nll, _add_generate, _add_data, _add_plot):
+    for add in (
+        _add_train,
+        _add_evaluate,
+        _add_evaluate_nll,
+        _add_generate,
+        _add_infill,
+        _add_data,
+        _add_data_infilling,
+        _add_plot,
+    ):
         add(subparsers)
     return parser
 
@@ -258,6 +269,23 @@ def _add_generate(subparsers: Any) -> None:
     _add_device(command)
 
 
+def _add_infill(subparsers: Any) -> None:
+    note = f"A backslash before an underscore makes it a plain one. {_DECODE_NOTE}"
+    command = _add(subparsers, "infill", "fill in the blanks of a text", note)
+    command.add_argument("text", metavar="TEXT", help='such as "The conference, ___ was postponed."; - reads it')
+    command.add_argument("--model", metavar="MODEL", help=_MODEL_HELP)
+    command.add_argument("--samples", type=_count, default=1, metavar="N", help="texts to write (default: 1)")
+    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of sampling (default: 0)")
+    command.add_argument("--anywhere", action="store_true", help="let the model insert outside of the blanks too")
+    command.add_argument("--min", type=_whole(0, 10**6), metavar="N", help="least tokens of a blank (default: 1)")
+    command.add_argument("--max", type=_whole(0, 10**6), metavar="N", help="most tokens of a blank (default: no limit)")
+    command.add_argument("--ban", action="append", default=[], metavar="WORD", help="must not be written; repeatable")
+    command.add_argument("--require", action="append", default=[], metavar="WORD", help="must be written; repeatable")
+    command.add_argument("--show", action="store_true", help="show the order in which tokens came")
+    command.add_argument("--json", action="store_true", help="print one JSON object per text instead")
+    _add_device(command)
+
+
 def _add_data(subparsers: Any) -> None:
     command = _add(subparsers, "data", "print examples of a task, or write them as JSONL")
     command.add_argument("name", metavar="NAME", help="star-easy, star-medium or star-hard")
@@ -265,6 +293,23 @@ def _add_data(subparsers: Any) -> None:
     command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
     command.add_argument("--out", type=Path, metavar="FILE", help="write them as JSONL")
+
+
+def _add_data_infilling(subparsers: Any) -> None:
+    command = _add(subparsers, "data infilling", "take texts apart for infilling", function="data_infilling")
+    command.add_argument(
+        "kind",
+        type=_one_of("single", "several", "middle"),
+        metavar="KIND",
+        help="single, several: about 20 %% of the words, as one or several segments; middle: the middle sentence",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="texts, .txt or .jsonl (.xz, .gz)")
+    command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
+    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all that can be taken apart)")
+    command.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="of the choice of texts and segments (default: 0)"
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="SET", help="JSONL file to write")
 
 
 def _add_plot(subparsers: Any) -> None:

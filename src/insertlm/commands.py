@@ -20,6 +20,7 @@ import msgspec
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.files import check_writable, write_atomically
+from insertlm.infill_commands import data_infilling, infill
 from insertlm.tasks.base import Example, Examples
 from insertlm.tasks.star import PRESETS, Star, edges_of
 from insertlm.text_commands import evaluate_nll
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "data",
+    "data_infilling",
     "evaluate",
     "evaluate_nll",
     "generate",
+    "infill",
     "plot_graph",
     "plot_training",
     "plot_trajectory",

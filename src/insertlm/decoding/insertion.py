@@ -128,8 +128,9 @@ class InsertionWriter(ABC):
 
     def write(self, step: Step) -> Tensor:
         if self.rules is not None:
-            for text, slot, token in zip(self.rules, step.place.tolist(), step.token.tolist(), strict=True):
-                text.write(*slot, *token)
+            for text, [slot], [token] in zip(self.rules, step.place.tolist(), step.token.tolist(), strict=True):
+                if slot >= 0:
+                    text.write(slot, token)
         return self.canvas.insert(step.place, step.token)
 
     def hidden(self) -> tuple[Tensor, Tensor]:

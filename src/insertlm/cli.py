@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import insertlm
 from insertlm.errors import InsertlmError
+from insertlm.evaluation.rubrics import RUBRICS
 
 __all__ = ["main"]
 
@@ -29,6 +30,9 @@ _OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
     "evaluate": ("decode",),
     "evaluate nll": ("decode",),
+    "evaluate infilling": (),
+    "evaluate judge": ("decode",),
+    "evaluate frontier": ("decode",),
     "generate": ("decode",),
     "infill": ("decode",),
     "data": (),
@@ -67,12 +71,16 @@ def _run(arguments: list[str]) -> None:
         print(f"insertlm {insertlm.__version__}")
         return
     if parsed.command is None:
-        raise InsertlmError(f"expected a command, one of {', '.join(_OVERRIDES)}; see insertlm --help")
+        raise InsertlmError(f"expected a command, one of {', '.join(_commands())}; see insertlm --help")
     _refuse_unknown(parsed.command, rest, overrides)
     parsed.overrides, parsed.line = overrides, shlex.join(["insertlm", *arguments])
     from insertlm import commands  # not for help and mistakes, which are answered at once
 
     getattr(commands, parsed.function)(parsed)
+
+
+def _commands() -> list[str]:
+    return [name for name in _OVERRIDES if " " not in name]
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -168,6 +176,13 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
+def _sweep(text: str) -> tuple[str, list[str]]:
+    key, _, values = text.partition("=")
+    if not key or not all(listed := values.split(",")):
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE,VALUE,… such as temperature=0.6,0.8,1, got {text!r}")
+    return key.removeprefix("decode."), listed
+
+
 _split, _over = _one_of("train", "validation", "test"), _one_of("minutes", "steps")
 
 
@@ -178,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     for add in (
         _add_train,
         _add_evaluate,
-        _add_evaluate_nll,
+        *_TEXT_EVALUATIONS,
         _add_generate,
         _add_infill,
         _add_data,
@@ -229,31 +244,83 @@ def _add_evaluate(subparsers: Any) -> None:
     _add_device(command)
 
 
-def _add_texts(command: _Parser, what: str) -> None:
-    """Where texts come from, and where the results go."""
+def _add_results(command: _Parser, default: str) -> None:
+    command.add_argument("--label", metavar="NAME", help="in tables and pictures (default: name of the file or run)")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"JSON (default: {default}); a journal lies beside it"
+    )
+    _add_device(command)
+
+
+def _add_texts(command: _Parser) -> None:
     command.add_argument(
         "source", metavar="FILE|RUN", help="texts, .txt or .jsonl (.xz, .gz), or a run that writes them"
     )
     command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
     command.add_argument("--count", type=_count, metavar="N", help="texts (default: all of a file; 100 from a run)")
     command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of a run's writing (default: 0)")
-    command.add_argument("--label", metavar="NAME", help="in tables and pictures (default: name of the file or run)")
-    command.add_argument("--out", type=Path, metavar="FILE", help=f"JSON (default: {what}); results lie beside it")
-    _add_device(command)
 
 
 def _add_evaluator(command: _Parser) -> None:
     about = "Hugging Face name, folder or .gguf file of a causal model (default: meta-llama/Llama-3.2-3B, the paper's)"
     command.add_argument("--evaluator", default="meta-llama/Llama-3.2-3B", metavar="MODEL", help=about)
+    command.add_argument(
+        "--bos", metavar="TOKEN", help="what every text is scored behind (default: the evaluator's BOS)"
+    )
 
 
 def _add_evaluate_nll(subparsers: Any) -> None:
     note = f"Run it again to resume. For a run, {_DECODE_NOTE}"
     summary = "measure NLL, entropy and length of texts under a language model"
     command = _add(subparsers, "evaluate nll", summary, note, "evaluate_nll")
-    _add_texts(command, "NAME-nll-MODEL.json")
+    _add_texts(command)
     _add_evaluator(command)
     command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with, measured in the same way")
+    _add_results(command, "NAME-nll-MODEL.json")
+
+
+def _add_evaluate_infilling(subparsers: Any) -> None:
+    summary = "measure filled-in texts against the truth and against the input"
+    command = _add(subparsers, "evaluate infilling", summary, "Run it again to resume.", "evaluate_infilling")
+    about = "JSONL of pieces, removed, text and output (.xz, .gz)"
+    command.add_argument("source", type=Path, metavar="FILE", help=about)
+    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
+    _add_evaluator(command)
+    _add_results(command, "NAME-infilling-MODEL.json")
+
+
+def _add_evaluate_judge(subparsers: Any) -> None:
+    note = f"Run it again to resume. A key for the endpoint: OPENAI_API_KEY. For a run, {_DECODE_NOTE}"
+    command = _add(subparsers, "evaluate judge", "let a language model judge texts", note, "evaluate_judge")
+    _add_texts(command)
+    default = "prometheus-eval/prometheus-7b-v2.0"
+    about = f"the judge: Hugging Face name, folder or .gguf file, or its name at the endpoint (default: {default})"
+    command.add_argument("--model", dest="judge", default=default, metavar="MODEL", help=about)
+    command.add_argument(
+        "--endpoint", metavar="URL", help="ask there, e.g. http://localhost:8000/v1, as one asks OpenAI"
+    )
+    about = f"{', '.join(RUBRICS)}; give it several times for several (default: all)"
+    command.add_argument(
+        "--rubric", dest="rubrics", action="append", type=_one_of(*RUBRICS), metavar="NAME", help=about
+    )
+    _add_results(command, "NAME-judge-MODEL.json")
+
+
+def _add_evaluate_frontier(subparsers: Any) -> None:
+    summary = "measure NLL against entropy over ways of decoding"
+    note = "Run it again to resume. --decode.KEY VALUE holds for all points."
+    command = _add(subparsers, "evaluate frontier", summary, note, "evaluate_frontier")
+    command.add_argument("source", metavar="RUN", help="run folder or bundled model that writes texts")
+    about = "values of a decode key, e.g. temperature=0.6,0.8,1 (the default); several of these: all combinations"
+    command.add_argument("--sweep", dest="sweeps", action="append", type=_sweep, metavar="KEY=V,V,…", help=about)
+    command.add_argument("--count", type=_count, default=100, metavar="N", help="texts a point (default: 100)")
+    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the writing (default: 0)")
+    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with: a point of their own")
+    _add_evaluator(command)
+    _add_results(command, "NAME-frontier-MODEL.json")
+
+
+_TEXT_EVALUATIONS = (_add_evaluate_nll, _add_evaluate_infilling, _add_evaluate_judge, _add_evaluate_frontier)
 
 
 def _add_generate(subparsers: Any) -> None:

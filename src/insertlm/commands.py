@@ -23,7 +23,7 @@ from insertlm.files import check_writable, write_atomically
 from insertlm.infill_commands import data_infilling, infill
 from insertlm.tasks.base import Example, Examples
 from insertlm.tasks.star import PRESETS, Star, edges_of
-from insertlm.text_commands import evaluate_nll
+from insertlm.text_commands import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -35,6 +35,9 @@ __all__ = [
     "data",
     "data_infilling",
     "evaluate",
+    "evaluate_frontier",
+    "evaluate_infilling",
+    "evaluate_judge",
     "evaluate_nll",
     "generate",
     "infill",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     import torch
 
     from insertlm.evaluation.evaluator import Evaluator
+    from insertlm.evaluation.frontier import Point
+    from insertlm.evaluation.infilling import Comparison
+    from insertlm.evaluation.judge import Verdict
     from insertlm.evaluation.nll import Summary
 
-__all__ = ["evaluate_nll"]
+__all__ = ["evaluate_frontier", "evaluate_infilling", "evaluate_judge", "evaluate_nll"]
 
 _WRITTEN = 100  # texts that a run writes if no count is given
+_SWEEP = ("temperature", ["0.6", "0.8", "1"])
 _NAMED = 10  # empty texts whose numbers are printed
 
 
@@ -43,7 +47,7 @@ def evaluate_nll(args: Namespace) -> None:
         scores = _score(texts, evaluator, journal)
         reference = _score(data, evaluator, journal) if data else None
     columns = {_label(args): summarise(scores)}
-    record: dict[str, Any] = {"evaluator": evaluator.name, **asdict(columns[_label(args)])}
+    record: dict[str, Any] = {**_named(evaluator), **asdict(columns[_label(args)])}
     if reference:
         columns["data"] = summarise(reference)
         difference = compare_lengths(_lengths(scores), _lengths(reference))
@@ -56,6 +60,90 @@ def evaluate_nll(args: Namespace) -> None:
     _finish(out, record, args, evaluator.device)
 
 
+def evaluate_infilling(args: Namespace) -> None:
+    from insertlm.evaluation.infilling import compare, read_infilled
+    from insertlm.evaluation.nll import summarise
+
+    evaluator = _evaluator(args)
+    out = _out(args, f"{_name(args.source)}-infilling-{_plain(evaluator.label)}.json")
+    lines = read_infilled(Path(args.source), args.count)
+    sides = {
+        "output": [line.output for line in lines],
+        "truth": [line.text for line in lines],
+        "input": [line.input for line in lines],
+    }
+    with Journal(out.with_suffix(".jsonl")) as journal:
+        scores = {side: _score(texts, evaluator, journal) for side, texts in sides.items()}
+    changes = {f"against the {side}": compare(scores["output"], scores[side]) for side in ("truth", "input")}
+    summaries = {side: summarise(found) for side, found in scores.items()}
+    print(f"{args.source} under {evaluator.name}")
+    _print_changes(changes)
+    _print_summaries(summaries)
+    record = {name.replace(" ", "_"): asdict(change) for name, change in changes.items()}
+    _finish(
+        out,
+        {**_named(evaluator), **record, **{side: asdict(found) for side, found in summaries.items()}},
+        args,
+        evaluator.device,
+    )
+
+
+def evaluate_judge(args: Namespace) -> None:
+    from insertlm.api import choose_device
+    from insertlm.evaluation.endpoint import Endpoint
+    from insertlm.evaluation.judge import LocalJudge, judge_texts, summarise_verdicts
+    from insertlm.evaluation.rubrics import RUBRICS
+    from insertlm.terminal import progress_bar
+
+    device = choose_device(args.device)
+    judge = Endpoint(args.endpoint, args.judge) if args.endpoint else LocalJudge(args.judge, device)
+    out = _out(args, f"{_name(args.source)}-judge-{_plain(Path(args.judge).name)}.json")
+    rubrics = list(dict.fromkeys(args.rubrics or RUBRICS))
+    with Journal(out.with_suffix(".jsonl")) as journal:
+        texts = _texts(args, journal)
+        with progress_bar("judging", len(texts) * len(rubrics)) as advance:
+            scores = judge_texts(texts, judge, rubrics, journal, advance)
+    verdicts = summarise_verdicts(texts, scores)
+    empty = [number for number, text in enumerate(texts, start=1) if not text.strip()]
+    print(f"{args.source} judged by {args.judge}, 1 to 5")
+    _print_verdicts(verdicts)
+    print(f"  {len(texts):,} texts, {len(empty):,} empty and not judged")
+    record = {
+        "judge": args.judge,
+        "endpoint": args.endpoint,
+        "count": len(texts),
+        "empty": empty,
+        "rubrics": {name: asdict(verdict) for name, verdict in verdicts.items()},
+    }
+    _finish(out, record, args, device)
+
+
+def evaluate_frontier(args: Namespace) -> None:
+    from insertlm.api import load
+    from insertlm.config import override_decode
+    from insertlm.evaluation.frontier import grid_of_settings, sweep
+    from insertlm.evaluation.nll import summarise
+    from insertlm.evaluation.writing import unconditional
+    from insertlm.terminal import progress_bar
+
+    evaluator = _evaluator(args)
+    out = _out(args, f"{_name(args.source)}-frontier-{_plain(evaluator.label)}.json")
+    data = read_texts(args.data) if args.data else None
+    model = load(args.source, args.device)
+    source = unconditional(model, args.seed)
+    grid = grid_of_settings(override_decode(model.recipe.decode, args.overrides), dict(args.sweeps or [_SWEEP]))
+    with Journal(out.with_suffix(".jsonl")) as journal:
+        with progress_bar("points", len(grid)) as advance:
+            points = sweep(source, grid, args.count, evaluator, journal, advance)
+        reference = summarise(_score(data, evaluator, journal)) if data else None
+    print(f"{args.source} under {evaluator.name}, {args.count:,} texts a point")
+    _print_points(points, reference)
+    record: dict[str, Any] = {**_named(evaluator), "count": args.count, "points": [asdict(point) for point in points]}
+    if reference:
+        record["data"] = {"file": str(args.data), **asdict(reference)}
+    _finish(out, record, args, evaluator.device)
+
+
 # --- What the commands share
 
 
@@ -63,7 +151,11 @@ def _evaluator(args: Namespace) -> Evaluator:
     from insertlm.api import choose_device
     from insertlm.evaluation.evaluator import Evaluator
 
-    return Evaluator(args.evaluator, choose_device(args.device))
+    return Evaluator(args.evaluator, choose_device(args.device), args.bos)
+
+
+def _named(evaluator: Evaluator) -> dict[str, str | None]:
+    return {"evaluator": evaluator.name, "bos": evaluator.bos}  # None: the evaluator's own
 
 
 def _score(texts: list[str], evaluator: Evaluator, journal: Journal) -> list[Any]:
@@ -135,6 +227,53 @@ def _print_summaries(columns: Mapping[str, Summary]) -> None:
     standard_output().print(grid(["", *columns], rows))
     for name, summary in columns.items():
         _print_left_out(name, summary)
+
+
+def _print_changes(changes: Mapping[str, Comparison]) -> None:
+    from insertlm.terminal import grid, standard_output
+
+    rows = [
+        [
+            name,
+            f"{(change := found.change).nll:+.2f} ± {change.nll_error:.2f} %",
+            f"{change.entropy:+.2f} ± {change.entropy_error:.2f} %",
+            f"{found.count:,}",
+            f"{len(found.left_out):,}",
+        ]
+        for name, found in changes.items()
+    ]
+    standard_output().print(grid(["", "ΔNLL", "ΔEntropy", "texts", "left out"], rows))
+
+
+def _print_verdicts(verdicts: Mapping[str, Verdict]) -> None:
+    from insertlm.terminal import grid, standard_output
+
+    rows = [
+        [
+            name,
+            "none" if verdict.score is None else f"{verdict.score:.2f} ± {verdict.error:.2f}",
+            *(f"{share:.0f} %" for share in verdict.shares),
+            f"{len(verdict.unparsable):,}",
+        ]
+        for name, verdict in verdicts.items()
+    ]
+    standard_output().print(grid(["", "score", "1", "2", "3", "4", "5", "unparsable"], rows))
+
+
+def _print_points(points: Sequence[Point], data: Summary | None) -> None:
+    from insertlm.terminal import grid, standard_output
+
+    rows = []
+    for point in points:
+        name = ", ".join(f"{key} {value}" for key, value in point.settings.items())
+        if (found := point.summary) is None:
+            rows.append([name, "–", "–", "–", f"{point.empty:,}", f"{point.seconds_per_text:.3f}"])
+        else:
+            cells = (f"{found.nll:.3f}", f"{found.entropy:.3f}", f"{found.length.mean:.1f}")
+            rows.append([name, *cells, f"{point.empty:,}", f"{point.seconds_per_text:.3f}"])
+    if data:
+        rows.append(["data", f"{data.nll:.3f}", f"{data.entropy:.3f}", f"{data.length.mean:.1f}", "", ""])
+    standard_output().print(grid(["", "NLL", "entropy", "length", "empty", "s/text"], rows))
 
 
 def _print_left_out(name: str, summary: Summary) -> None:

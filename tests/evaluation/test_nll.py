@@ -71,6 +71,15 @@ def test_an_evaluator_without_bos_starts_texts_with_eos(tmp_path: Path, save_mod
     same(score, plain_loop(folder, "a b", bos=2))
 
 
+def test_another_token_may_stand_in_front(causal_model: Path) -> None:
+    evaluator = Evaluator(str(causal_model), CPU, "</s>")
+    [score] = score_texts(["a b"], evaluator, Journal())
+    same(score, plain_loop(causal_model, "a b", bos=2))
+    assert evaluator.identity != Evaluator(str(causal_model), CPU).identity
+    with pytest.raises(InsertlmError, match="its vocabulary has no token 'BOS'"):
+        score_texts(["a b"], Evaluator(str(causal_model), CPU, "BOS"), Journal())
+
+
 def test_an_evaluator_with_neither_is_refused(tmp_path: Path, save_model: Save) -> None:
     folder = save_model(tmp_path / "m", bos=None, eos=None)
     with pytest.raises(InsertlmError, match="no BOS and no EOS"):

@@ -146,3 +146,76 @@ def test_help_of_a_command_of_two_words(capsys: pytest.CaptureFixture[str]) -> N
         main(["evaluate", "nll", "--help"])
     assert left.value.code == 0
     assert capsys.readouterr().out.startswith("usage: insertlm evaluate nll ")
+
+
+# --- infilling
+
+
+def test_infilling_against_the_truth_and_the_input(output: Run, causal_model: Path) -> None:
+    lines = [
+        {"pieces": ["A ", " ran."], "removed": ["dog"], "text": "A dog ran.", "output": "A cat ran."},
+        {"pieces": ["He ", ""], "removed": ["sat."], "text": "He sat.", "output": "He sat."},
+    ]
+    Path("set.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    out = output("evaluate", "infilling", "set.jsonl", "--evaluator", "EVALUATOR")
+    assert re.search(r"against the truth +[+-][\d.]+ ± [\d.]+ % +[+-]", out)
+    record = read("set-infilling-tiny-lm.json")
+    scores = {}
+    for text in ("A dog ran.", "A cat ran.", "A ran.", "He sat.", "He"):
+        Path("one.txt").write_text(text, encoding="utf-8")
+        output("evaluate", "nll", "one.txt", "--evaluator", "EVALUATOR", "--out", "one.json")
+        scores[text] = read("one.json")["nll"]
+    changes = [scores["A cat ran."] / scores["A ran."] - 1, scores["He sat."] / scores["He"] - 1]
+    assert record["against_the_input"]["change"]["nll"] == pytest.approx(50 * sum(changes), abs=1e-3)
+    change = scores["A cat ran."] / scores["A dog ran."] - 1
+    assert record["against_the_truth"]["change"]["nll"] == pytest.approx(50 * change, abs=1e-3)
+    assert record["truth"]["nll"] == pytest.approx((scores["A dog ran."] + scores["He sat."]) / 2, abs=1e-5)
+    assert record["against_the_truth"]["count"] == 2
+
+
+# --- frontier
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, int]]:
+    """A writer in place of a model of texts; what it was asked for."""
+    calls: list[tuple[float, float, int]] = []
+
+    def write(settings: Any, count: int) -> list[str]:
+        calls.append((settings.temperature, settings.top_p, count))
+        return ["abcdefghij"[: int(10 * settings.temperature)]] * count
+
+    monkeypatch.setattr(writing, "unconditional", lambda model, seed: Source(f"stub {seed}", write))
+    return calls
+
+
+def test_frontier_writes_points_and_the_data(output: Run, stub: list[tuple[float, float, int]]) -> None:
+    call = ["evaluate", "frontier", "star-hard-mini", "--evaluator", "EVALUATOR", "--count", "2", "--data", "real.txt"]
+    call += ["--sweep", "temperature=0,0.5", "--sweep", "top_p=0.9", "--label", "ILM"]
+    out = output(*call)
+    assert re.search(r"temperature 0.5, top_p 0.9 +[\d.]+ +[\d.]+ +5.0 +0 +", out)
+    assert re.search(r"temperature 0.0, top_p 0.9 +– +– +– +2 +", out)
+    assert re.search(r"\n +data +[\d.]+ ", out)
+    record = read("star-hard-mini-frontier-tiny-lm.json")
+    assert [point["settings"]["temperature"] for point in record["points"]] == [0.0, 0.5]
+    assert record["points"][0]["summary"] is None
+    assert record["points"][1]["summary"]["length"]["mean"] == 5
+    assert (record["label"], record["data"]["count"]) == ("ILM", 2)
+    assert output(*call) == out
+    assert stub == [(0.0, 0.9, 2), (0.5, 0.9, 2)]
+    output(*call[:3], "--evaluator", "EVALUATOR", "--out", "y.json", "--decode.top_p", "0.5")
+    assert stub[2:] == [(0.6, 0.5, 100), (0.8, 0.5, 100), (1.0, 0.5, 100)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sweep", "temperature"], "expected KEY=VALUE,VALUE,… such as temperature=0.6,0.8,1, got 'temperature'"),
+        (["--sweep", "temperature=1,,2"], "expected KEY=VALUE,VALUE,…"),
+        (["--sweep", "heat=1"], "heat: unknown key; expected one of"),
+        (["--sweep", "temperature=warm"], "--decode.temperature: expected float, got 'warm'"),
+    ],
+)
+def test_bad_sweeps(complaint: Run, stub: list[tuple[float, float, int]], arguments: list[str], message: str) -> None:
+    assert message in complaint("evaluate", "frontier", "star-hard-mini", "--evaluator", "EVALUATOR", *arguments)
+    assert not stub

@@ -1,8 +1,9 @@
 """A causal language model that scores texts, from the Hugging Face hub, a folder or a GGUF file.
 
 One rule for everything that is scored, so that numbers can be compared: **one BOS in front**. It is the evaluator's own
-beginning-of-text token, or its end-of-text token if it has none; the tokenizer adds nothing else. BOS is never
-scored and never counted: a text of n tokens has n of them in its NLL, its first one too, in its entropy and its length.
+beginning-of-text token, or its end-of-text token if it has none, or the one that the user names (some models that chat
+call the start of a turn BOS); the tokenizer adds nothing else. BOS is never scored and never counted: a text of n
+tokens has n of them in its NLL, its first one too, in its entropy and in its length.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.journal import key_of
 
-__all__ = ["Evaluator", "TextScore", "load_pretrained"]
+__all__ = ["Evaluator", "TextScore", "find_model", "load_pretrained", "model_identity"]
 
 _CELLS = 1 << 28  # logits held at once, 1 GiB in float32
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
@@ -43,9 +44,9 @@ class TextScore:
 class Evaluator:
     """Loaded when it is first needed: a call whose results are all there already needs no model."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
-        self.name, self.device = name, device
-        self.place = _find(name)
+    def __init__(self, name: str, device: torch.device, bos: str | None = None) -> None:
+        self.name, self.device, self.bos = name, device, bos
+        self.place = find_model(name)
 
     @property
     def label(self) -> str:
@@ -54,12 +55,8 @@ class Evaluator:
 
     @cached_property
     def identity(self) -> str:
-        """What results are kept under: a local model is known by its files, another by its name."""
-        if self.place is None:
-            return key_of("hub", self.name)
-        files = [self.place] if self.place.is_file() else sorted(self.place.iterdir())
-        kept = [file for file in files if file.suffix in (*_WEIGHTS, ".json")]
-        return key_of([(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in kept])
+        """What results are kept under."""
+        return key_of(model_identity(self.name, self.place), self.bos)
 
     def score(self, texts: Sequence[str]) -> Iterator[tuple[int, TextScore | None]]:
         """The number of each text and its score, long texts first, as they come. None: a text without tokens."""
@@ -91,9 +88,9 @@ class Evaluator:
     @torch.inference_mode()
     def _nll(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Of every token that fits into the context."""
-        model, tokenizer = self._loaded
+        model, _ = self._loaded
         rows = [row[: self._room] for row in rows]
-        ids = torch.full((len(rows), 1 + max(map(len, rows))), _bos(tokenizer, self.name))
+        ids = torch.full((len(rows), 1 + max(map(len, rows))), self._first)
         for line, row in zip(ids, rows, strict=True):
             line[1 : 1 + len(row)] = torch.tensor(row)
         lengths = torch.tensor([1 + len(row) for row in rows])
@@ -113,10 +110,31 @@ class Evaluator:
         return load_pretrained(self.name, self.place, self.device, torch.float32)
 
     @cached_property
+    def _first(self) -> int:
+        """The id of BOS."""
+        _, tokenizer = self._loaded
+        known = tokenizer.get_vocab()
+        if self.bos is not None and self.bos not in known:
+            raise InsertlmError(f"{self.name}: its vocabulary has no token {self.bos!r}; expected one for --bos")
+        token = self.bos or tokenizer.bos_token or tokenizer.eos_token
+        if token is None:
+            raise InsertlmError(f"{self.name}: its tokenizer has no BOS and no EOS; expected --bos TOKEN")
+        return int(known[token])
+
+    @cached_property
     def _room(self) -> int:
         """Tokens of a text that fit into the context beside BOS."""
         model, _ = self._loaded
         return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20) - 1
+
+
+def model_identity(name: str, place: Path | None) -> str:
+    """A local model is known by its files, another by its name."""
+    if place is None:
+        return key_of("hub", name)
+    files = [place] if place.is_file() else sorted(place.iterdir())
+    kept = [file for file in files if file.suffix in (*_WEIGHTS, ".json")]
+    return key_of([(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in kept])
 
 
 def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -136,8 +154,7 @@ def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: 
         with redirect_stderr(io.StringIO()) if place else nullcontext():
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
-        _bos(tokenizer, name)
-    except (InsertlmError, MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever transformers, the hub's client and five file formats raise
         raise InsertlmError(_why(name, place, error)) from error
@@ -156,7 +173,7 @@ def _why(name: str, place: Path | None, error: Exception) -> str:
     return f"{name}: cannot be loaded: {todo}. The reason given: {what}"
 
 
-def _find(name: str) -> Path | None:
+def find_model(name: str) -> Path | None:
     """The folder or GGUF file of a local model; None for a name on the hub."""
     path = Path(name or "nothing").expanduser()  # an empty name would be this folder
     if path.is_file() and path.suffix == ".gguf":
@@ -169,13 +186,6 @@ def _find(name: str) -> Path | None:
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
         raise InsertlmError(f"{name}: no model there; expected a folder, a .gguf file or a name on the hub")
     return None
-
-
-def _bos(tokenizer: Any, name: str) -> int:
-    token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    if token is None:
-        raise InsertlmError(f"{name}: its tokenizer has no BOS and no EOS; expected one that every text can start with")
-    return int(token)
 
 
 def _entropy(ids: Sequence[int]) -> float:

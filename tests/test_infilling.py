@@ -88,7 +88,8 @@ def few() -> Family:
 
 
 def filled(family: Family, request: Request, seeds: Sequence[int] = (0,), **changes: Any) -> list[Infilling]:
-    return infill(family, Letters(), request, msgspec.structs.replace(FREE, **changes), seeds)
+    settings_ = msgspec.structs.replace(FREE, **changes)
+    return [infill(family, Letters(), [request], settings_, seed)[0] for seed in seeds]
 
 
 texts = st.text("ab_\\ .é🙂\n", max_size=8)
@@ -144,7 +145,7 @@ def test_a_space_that_begins_a_fill_is_the_one_that_was_given(few: Family) -> No
 
 def test_samples_depend_on_their_seed_alone(letters: Family) -> None:
     request = Request("the ___ was ___.", max_length=4)
-    together = filled(letters, request, range(5, 9))
+    together = infill(letters, Letters(), [request] * 4, FREE, 5)
     assert len({result.text for result in together}) > 1
     for seed, result in zip(range(5, 9), together, strict=True):
         assert filled(letters, request, [seed])[0].text == result.text
@@ -343,6 +344,37 @@ def test_the_text_can_come_through_a_pipe(command: Callable[..., Any], monkeypat
 )
 def test_mistakes_are_one_line(command: Callable[..., Any], arguments: list[str], line: str) -> None:
     assert command(*arguments, code=2) == ("", f"insertlm: {line}\n")
+
+
+def test_the_command_fills_in_a_set(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = {"pieces": ["a ", " b", "."], "removed": ["cat", " dogs"], "text": "a cat b dogs."}
+    Path("set.jsonl").write_text(f"{json.dumps(example)}\n" * 3, encoding="utf-8")
+    out, _ = command("set", "set.jsonl", "--out", "out.jsonl", "--true-lengths", "--count", "2")
+    assert re.fullmatch(r"wrote 2 texts to out.jsonl, \d of them ended by the model itself\n", out)
+    for line in Path("out.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        assert record["output"] == f"a {record['fills'][0]} b{record['fills'][1]}."
+        assert {**record, **example} == record
+    assert command("set", "none.jsonl", "--out", "x", code=2)[1].startswith("insertlm: none.jsonl: no such file")
+
+
+def test_lengths_can_be_those_of_other_texts(few: Family) -> None:
+    """cat is one token, and the space before it is the model's to write."""
+    request = Request("a ___ b___.", lengths_of=["cat", " dogs"])
+    [result] = filled(few, request, stop_threshold=0.0)
+    order = result.trajectory.order
+    gaps = [order[:k].count(-1) for k, event in enumerate(order) if event >= 0]
+    assert [gaps.count(gap) for gap in result.given.blanks] == [1, 2]
+    with pytest.raises(InsertlmError, match=r"^lengths_of: expected a text for each of 2 blanks, got 1$"):
+        filled(few, Request("___ a ___", lengths_of=["b"]))
+
+
+def test_the_wrong_one_of_many_is_named(few: Family) -> None:
+    with pytest.raises(InsertlmError, match=r"^text 2: the text has no blank"):
+        infill(few, Letters(), [Request("___"), Request("a")], FREE)
 
 
 def test_a_model_of_graphs_is_named(capsys: pytest.CaptureFixture[str]) -> None:

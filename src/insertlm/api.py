@@ -89,8 +89,7 @@ class Model:
                 f"{seed}"
             )
         request = Request(text, blanks, anywhere, min_length, max_length, banned, required)
-        seeds = range(seed, seed + samples)
-        return infill(self.family, tokenizer, request, self.settings(**settings), seeds, batch_size)
+        return infill(self.family, tokenizer, [request] * samples, self.settings(**settings), seed, batch_size)
 
     @property
     def text_tokenizer(self) -> Tokenizer:

@@ -35,6 +35,7 @@ _OVERRIDES = {
     "evaluate frontier": ("decode",),
     "generate": ("decode",),
     "infill": ("decode",),
+    "infill set": ("decode",),
     "data": (),
     "data infilling": (),
     "plot": ("decode",),
@@ -340,17 +341,27 @@ def _add_infill(subparsers: Any) -> None:
     note = f"A backslash before an underscore makes it a plain one. {_DECODE_NOTE}"
     command = _add(subparsers, "infill", "fill in the blanks of a text", note)
     command.add_argument("text", metavar="TEXT", help='such as "The conference, ___ was postponed."; - reads it')
-    command.add_argument("--model", metavar="MODEL", help=_MODEL_HELP)
     command.add_argument("--samples", type=_count, default=1, metavar="N", help="texts to write (default: 1)")
-    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of sampling (default: 0)")
     command.add_argument("--anywhere", action="store_true", help="let the model insert outside of the blanks too")
-    command.add_argument("--min", type=_whole(0, 10**6), metavar="N", help="least tokens of a blank (default: 1)")
-    command.add_argument("--max", type=_whole(0, 10**6), metavar="N", help="most tokens of a blank (default: no limit)")
     command.add_argument("--ban", action="append", default=[], metavar="WORD", help="must not be written; repeatable")
     command.add_argument("--require", action="append", default=[], metavar="WORD", help="must be written; repeatable")
     command.add_argument("--show", action="store_true", help="show the order in which tokens came")
     command.add_argument("--json", action="store_true", help="print one JSON object per text instead")
-    _add_device(command)
+    of_set = _add(subparsers, "infill set", "fill in the blanks of many texts", _DECODE_NOTE, "infill_set")
+    of_set.add_argument("set", type=Path, metavar="SET", help="JSONL file of `insertlm data infilling`")
+    of_set.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
+    of_set.add_argument(
+        "--true-lengths", action="store_true", help="as many tokens as were removed: what an mdm needs to know"
+    )
+    of_set.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSONL file to write")
+    for each in (command, of_set):
+        each.add_argument("--model", metavar="MODEL", help=_MODEL_HELP)
+        each.add_argument("--seed", type=_seed, default=0, metavar="N", help="of sampling (default: 0)")
+        each.add_argument("--min", type=_whole(0, 10**6), metavar="N", help="least tokens of a blank (default: 1)")
+        each.add_argument(
+            "--max", type=_whole(0, 10**6), metavar="N", help="most tokens of a blank (default: no limit)"
+        )
+        _add_device(each)
 
 
 def _add_data(subparsers: Any) -> None:

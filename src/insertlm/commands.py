@@ -20,7 +20,7 @@ import msgspec
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.files import check_writable, write_atomically
-from insertlm.infill_commands import data_infilling, infill
+from insertlm.infill_commands import data_infilling, infill, infill_set
 from insertlm.tasks.base import Example, Examples
 from insertlm.tasks.star import PRESETS, Star, edges_of
 from insertlm.text_commands import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
@@ -41,6 +41,7 @@ __all__ = [
     "evaluate_nll",
     "generate",
     "infill",
+    "infill_set",
     "plot_graph",
     "plot_training",
     "plot_trajectory",

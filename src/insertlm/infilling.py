@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -53,7 +53,8 @@ class Request:
 
     text: with `___` for blanks, see `parse_blanks`   blanks: ranges of its characters instead, see `cut_out`
     min_length, max_length: of every blank in tokens, or a list with one for each (None: at least one token, if the
-    model's family can be told so; no maximum)   banned, required: words, as they are written
+    model's family can be told so; no maximum)   lengths_of: texts for the blanks, whose numbers of tokens are taken for
+    both: a masked model needs to know them   banned, required: words, as they are written
     """
 
     text: str
@@ -63,31 +64,47 @@ class Request:
     max_length: Lengths = None
     banned: Sequence[str] = ()
     required: Sequence[str] = ()
+    lengths_of: Sequence[str] | None = None
 
 
 def infill(
     family: Family,
     tokenizer: Tokenizer,
-    request: Request,
+    requests: Sequence[Request],
     settings: DecodeConfig,
-    seeds: Sequence[int],
+    seed: int = 0,
     batch_size: int = 64,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[Infilling]:
-    """A sample for every seed; each depends on the request, the model and its seed alone."""
-    task = _Task.of(family, tokenizer, request, settings)
+    """A text for every request, the i-th with the seed `seed + i`; it depends on these and the model alone."""
+    tasks = _tasks(family, tokenizer, requests, settings)
+    prompts = {number: task.prompt(seed + number) for number, task in enumerate(tasks)}
     done: dict[int, Infilling] = {}
-    prompts = {number: task.prompt(seed) for number, seed in enumerate(seeds)}
     for _ in range(_ATTEMPTS):
-        written = generate(family, list(prompts.values()), settings, batch_size)
+        written = generate(family, list(prompts.values()), settings, batch_size, progress)
         again: dict[int, Prompt] = {}
         for (number, prompt), trajectory in zip(prompts.items(), written, strict=True):
-            done[number] = Infilling(trajectory, task.given, tokenizer)
-            if spelling := done[number].spelling(request.banned):
+            done[number] = Infilling(trajectory, tasks[number].given, tokenizer)
+            if spelling := done[number].spelling(requests[number].banned):
                 again[number] = replace(prompt, banned=(*prompt.banned, spelling))
         if not again:
-            return [done[number] for number in range(len(seeds))]
-        prompts = again
-    raise InsertlmError(f"cannot keep {' and '.join(map(repr, request.banned))} out of the text; expected other words")
+            return [done[number] for number in range(len(tasks))]
+        prompts, progress = again, lambda done: None
+    stuck = requests[min(prompts)].banned
+    raise InsertlmError(f"cannot keep {' and '.join(map(repr, stuck))} out of the text; expected other banned words")
+
+
+def _tasks(family: Family, tokenizer: Tokenizer, requests: Sequence[Request], settings: DecodeConfig) -> list[_Task]:
+    """Requests in ids; several samples of one share it."""
+    tasks: dict[int, _Task] = {}
+    for number, request in enumerate(requests, start=1):
+        if id(request) not in tasks:
+            try:
+                tasks[id(request)] = _Task.of(family, tokenizer, request, settings)
+            except InsertlmError as error:
+                where = f"text {number}: " if requests[0] is not requests[-1] else ""
+                raise InsertlmError(f"{where}{error}") from error
+    return [tasks[id(request)] for request in requests]
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,16 @@ class _Given:
                 places[len(ids)] = end  # behind the space, and no longer a boundary of the piece
                 spaces += [len(ids)] if hidden else []
         return cls("".join(pieces), ids, places, blanks, frozenset(spaces))
+
+    def bounds_for(self, fills: Sequence[str], tokenizer: Tokenizer) -> dict[int, Bounds]:
+        """As many tokens for every blank as such a fill has."""
+        if len(fills) != len(self.blanks):
+            raise InsertlmError(f"lengths_of: expected a text for each of {len(self.blanks)} blanks, got {len(fills)}")
+        written = {
+            gap: f" {fill}" if gap in self.spaces else fill for gap, fill in zip(self.blanks, fills, strict=True)
+        }
+        counts = {gap: len(tokenizer.encode(fill)) for gap, fill in written.items()}
+        return {gap: Bounds(count, count) for gap, count in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -238,7 +265,10 @@ class _Task:
         if len(pieces) == 1 and not request.anywhere:
             raise InsertlmError("the text has no blank; expected ___ where something is missing (or anywhere)")
         given = _Given.of(pieces, tokenizer, anywhere=False)
-        bounds = _bounds(request, given.blanks, 1 if family.obedient else 0)
+        if request.lengths_of is None:
+            bounds = _bounds(request, given.blanks, 1 if family.obedient else 0)
+        else:
+            bounds = given.bounds_for(request.lengths_of, tokenizer)
         _check_room(family, settings, given, bounds)
         if request.anywhere:
             given = _Given.of(pieces, tokenizer, anywhere=True)  # takes long for texts that have no room anyway

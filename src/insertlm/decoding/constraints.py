@@ -32,13 +32,14 @@ class Move(NamedTuple):
     """What a text may do next.
 
     complete: it may end   slots: cells behind which a token may go, none: there is no room or place
-    words: the ids in play, None: all that are not banned   barred: pairs of a slot and an id that are not in play
+    words: the ids in play, None: all   never: ids that are not   barred: pairs of a slot and an id that are not
     """
 
     complete: bool
     slots: list[int]
-    words: list[int] | None
-    barred: list[tuple[int, int]]
+    words: list[int] | None = None
+    never: Collection[int] = ()
+    barred: Sequence[tuple[int, int]] = ()
 
 
 class RuledText:
@@ -72,7 +73,7 @@ class RuledText:
             return self._move([self.cells - 1], [self.begun[0]])
         owed = sum(self.need.values()) + sum(map(len, self.missing))
         if done and not owed:
-            return Move(True, [], None, [])
+            return Move(True, [])
         must = done or left <= owed
         free = [gap for gap in self.room if self._spares(gap)]
         wanting = [gap for gap in free if self.need[gap]]
@@ -97,7 +98,8 @@ class RuledText:
             self._tick_off()
 
     def _move(self, slots: list[int], words: list[int] | None = None) -> Move:
-        return Move(False, slots, words, [(slot, token) for slot in slots for token in self._completions(slot)])
+        barred = [(slot, token) for slot in slots for token in self._completions(slot)]
+        return Move(False, slots, words, self.never, barred)
 
     def _begin(self) -> Move:
         """The longest of the missing runs that fit somewhere, if any does."""

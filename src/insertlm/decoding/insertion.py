@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from insertlm.backbone.attention import (
@@ -68,7 +67,10 @@ class InsertionWriter(ABC):
             room = min(room, settings.max_steps)
         specials = family.specials
         self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
-        self.rules = [RuledText(p) for p in prompts] if any(p.constrained for p in prompts) else None
+        self.rules: list[RuledText] | None = None
+        if any(prompt.constrained for prompt in prompts):
+            self.rules = [RuledText(prompt) for prompt in prompts]
+            self.columns = {word: number for number, word in enumerate(family.writable.tolist())}
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
         self.graphs: CachedBackbone | None = None
         if self.cache is not None and family.device.type == "cuda":
@@ -99,23 +101,25 @@ class InsertionWriter(ABC):
         for b, move in enumerate(moves):
             shown[b, move.slots or self.canvas.counts.prefix[b] + 1] = True  # <bos>, where the text is over
         slots = Packing(torch.from_numpy(shown).to(done.device), counts=shown.sum(1))
-        return Scope(complete, full | self.full, slots, self._barred(moves, shown).to(done.device))
+        return Scope(complete, full | self.full, slots, self._barred(moves, slots))
 
-    def _barred(self, moves: Sequence[Move], shown: NDArray[np.bool_]) -> Tensor:
-        """[S, W]: words that a move, or what is banned in its text, rules out."""
-        assert self.rules is not None
-        column = {word: number for number, word in enumerate(self.family.writable.tolist())}
-        rows = np.cumsum(shown.flatten()).reshape(shown.shape) - 1
-        barred = np.zeros((shown.sum(), len(column)), dtype=bool)
-        for b, (text, move) in enumerate(zip(self.rules, moves, strict=True)):
-            mine = rows[b, shown[b]]
+    def _barred(self, moves: Sequence[Move], slots: Packing) -> Tensor | None:
+        """What moves rule out, see Scope."""
+        if all(move.words is None and not move.never and not move.barred for move in moves):
+            return None
+        out = np.zeros((len(moves), len(self.columns)), dtype=bool)
+        for words, move in zip(out, moves, strict=True):
             if move.words is not None:
-                barred[mine] = True
-                barred[np.ix_(mine, [column[word] for word in move.words])] = False
-            barred[np.ix_(mine, [column[word] for word in text.never])] = True
-            for slot, word in move.barred:
-                barred[rows[b, slot], column[word]] = True
-        return torch.from_numpy(barred)
+                words[:] = True
+                words[[self.columns[word] for word in move.words]] = False
+            words[[self.columns[word] for word in move.never]] = True
+        owner = torch.arange(len(moves), device=slots.keep.device)[:, None].expand_as(slots.where)
+        barred = torch.from_numpy(out).to(owner.device)[slots.pack(owner)]
+        pairs = [(b, slot, self.columns[word]) for b, move in enumerate(moves) for slot, word in move.barred]
+        if pairs:
+            text, slot, word = torch.tensor(pairs, device=owner.device).T
+            barred[slots.where[text, slot], word] = True
+        return barred
 
     def select(self, rows: Tensor) -> None:
         self.canvas = self.canvas.select(rows)

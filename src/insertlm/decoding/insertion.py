@@ -1,11 +1,9 @@
-"""What the families that insert share while writing: a canvas, its hidden rows with the prefix computed once, and what
-may be written where."""
+"""What the families that insert share while writing: a canvas, and its hidden rows with the prefix computed once."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,39 +17,14 @@ from insertlm.backbone.attention import (
     bidirectional_attention,
 )
 from insertlm.decoding.canvas import Canvas
-from insertlm.decoding.constraints import Move, RuledText
 from insertlm.decoding.engine import Step
 from insertlm.decoding.graphs import CachedBackbone
+from insertlm.decoding.scope import Rules, Scope
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.base import Family
-from insertlm.losses import slot_logsumexp
 from insertlm.packing import Packing
 
-__all__ = ["InsertionWriter", "Scope", "spread"]
-
-
-class Scope(NamedTuple):
-    """What the next step may do.
-
-    complete, full: [B] bool, as in Step   slots: of the S cells of the canvas [B, C] that may be written behind
-    barred: [S, W] bool, the words that are out of play in each; None: none is
-    """
-
-    complete: Tensor
-    full: Tensor
-    slots: Packing
-    barred: Tensor | None = None
-
-    def logits(self, rows: Tensor, words: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """rows: [N, d], of all slots or of the `chosen` [N]   words: [W, d]   Returns [N, W]."""
-        logits = rows @ words.T
-        if self.barred is None:
-            return logits
-        return logits.masked_fill(self.barred if chosen is None else self.barred[chosen], -torch.inf)
-
-    def mass(self, rows: Tensor, words: Tensor) -> Tensor:
-        """The log-sum-exp of each slot's logits, [S]; they are kept only where something is barred."""
-        return slot_logsumexp(rows, words) if self.barred is None else self.logits(rows, words).logsumexp(1)
+__all__ = ["InsertionWriter", "spread"]
 
 
 class InsertionWriter(ABC):
@@ -67,10 +40,8 @@ class InsertionWriter(ABC):
             room = min(room, settings.max_steps)
         specials = family.specials
         self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
-        self.rules: list[RuledText] | None = None
-        if any(prompt.constrained for prompt in prompts):
-            self.rules = [RuledText(prompt) for prompt in prompts]
-            self.columns = {word: number for number, word in enumerate(family.writable.tolist())}
+        ruled = any(prompt.constrained for prompt in prompts)
+        self.rules = Rules(prompts, family.writable.tolist()) if ruled else None
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
         self.graphs: CachedBackbone | None = None
         if self.cache is not None and family.device.type == "cuda":
@@ -91,40 +62,16 @@ class InsertionWriter(ABC):
 
     def scope(self, number: int, done: Tensor) -> Scope:
         """done: [B] bool, which texts the model itself would end"""
-        if self.rules is None:
-            slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
-            return Scope(done, self.full, slots)
-        left = np.minimum(self.longest - self.canvas.counts.length, self.settings.max_steps - number)
-        moves = [text.move(*now) for text, *now in zip(self.rules, done.tolist(), left.tolist(), strict=True)]
-        complete, full = torch.tensor([(move.complete, not move.slots) for move in moves], device=done.device).T
-        shown = np.zeros(self.canvas.tokens.shape, dtype=bool)
-        for b, move in enumerate(moves):
-            shown[b, move.slots or self.canvas.counts.prefix[b] + 1] = True  # <bos>, where the text is over
-        slots = Packing(torch.from_numpy(shown).to(done.device), counts=shown.sum(1))
-        return Scope(complete, full | self.full, slots, self._barred(moves, slots))
-
-    def _barred(self, moves: Sequence[Move], slots: Packing) -> Tensor | None:
-        """What moves rule out, see Scope."""
-        if all(move.words is None and not move.never and not move.barred for move in moves):
-            return None
-        out = np.zeros((len(moves), len(self.columns)), dtype=bool)
-        for words, move in zip(out, moves, strict=True):
-            if move.words is not None:
-                words[:] = True
-                words[[self.columns[word] for word in move.words]] = False
-            words[[self.columns[word] for word in move.never]] = True
-        owner = torch.arange(len(moves), device=slots.keep.device)[:, None].expand_as(slots.where)
-        barred = torch.from_numpy(out).to(owner.device)[slots.pack(owner)]
-        pairs = [(b, slot, self.columns[word]) for b, move in enumerate(moves) for slot, word in move.barred]
-        if pairs:
-            text, slot, word = torch.tensor(pairs, device=owner.device).T
-            barred[slots.where[text, slot], word] = True
-        return barred
+        if self.rules is not None:
+            left = np.minimum(self.longest - self.canvas.counts.length, self.settings.max_steps - number)
+            return self.rules.scope(self.canvas, done, left)
+        slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
+        return Scope(done, self.full, slots)
 
     def select(self, rows: Tensor) -> None:
         self.canvas = self.canvas.select(rows)
         if self.rules is not None:
-            self.rules = [self.rules[row] for row in rows.tolist()]
+            self.rules.select(rows.tolist())
         if self.graphs is not None:
             self.graphs.select(rows)
         elif self.cache is not None:
@@ -132,9 +79,7 @@ class InsertionWriter(ABC):
 
     def write(self, step: Step) -> Tensor:
         if self.rules is not None:
-            for text, [slot], [token] in zip(self.rules, step.place.tolist(), step.token.tolist(), strict=True):
-                if slot >= 0:
-                    text.write(slot, token)
+            self.rules.write(step.place.tolist(), step.token.tolist())
         return self.canvas.insert(step.place, step.token)
 
     def hidden(self) -> tuple[Tensor, Tensor]:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from insertlm.backbone.attention import bidirectional_attention
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
-from insertlm.decoding.insertion import InsertionWriter, Scope, spread
+from insertlm.decoding.insertion import InsertionWriter, spread
 from insertlm.decoding.sampling import choose, draws
+from insertlm.decoding.scope import Scope
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_logsumexp

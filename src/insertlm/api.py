@@ -20,7 +20,10 @@ from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
 from insertlm.families.base import Family
 from insertlm.files import reason
+from insertlm.infilling import Infilling, Lengths, Request, infill
+from insertlm.tasks.star import Star
 from insertlm.tasks.text import Text
+from insertlm.tokenizers import Tokenizer
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
 
@@ -60,6 +63,42 @@ class Model:
         decode = self.settings(**settings)
         ready = [Prompt(self._prefix(text, i), seed + i) for i, text in enumerate(prompts)]
         return list(generate(self.family, ready, decode, batch_size))
+
+    def infill(
+        self,
+        text: str,
+        *,
+        blanks: Sequence[tuple[int, int]] | None = None,
+        samples: int = 1,
+        seed: int = 0,
+        anywhere: bool = False,
+        min_length: Lengths = None,
+        max_length: Lengths = None,
+        banned: Sequence[str] = (),
+        required: Sequence[str] = (),
+        batch_size: int = 64,
+        **settings: Any,
+    ) -> list[Infilling]:
+        """Fill in the blanks of a text, `"The conference, ___ was postponed."`; see infilling.py for what is promised.
+
+        Of `samples` texts, the i-th depends on what is asked, the model and `seed + i` alone. `settings` override the
+        recipe's `decode` section (all but its `max_length`, which here is a blank's). The other arguments: see Request.
+        """
+        tokenizer = self.text_tokenizer
+        if min(samples, batch_size) < 1 or not 0 <= seed < 1 << 62:
+            raise InsertlmError(
+                f"infill: expected samples >= 1, batch_size >= 1 and 0 <= seed < 2^62, got {samples}, {batch_size} and "
+                f"{seed}"
+            )
+        request = Request(text, blanks, anywhere, min_length, max_length, banned, required)
+        return infill(self.family, tokenizer, [request] * samples, self.settings(**settings), seed, batch_size)
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """What a model of text reads and writes."""
+        if isinstance(self.recipe.task, Star):
+            raise InsertlmError(f"{self.folder.name}: this is a model of star graphs; expected a model of text")
+        return self.recipe.task.tokenizer
 
     def settings(self, **changes: Any) -> DecodeConfig:
         """The recipe's `decode` section with some keys changed."""

@@ -1,4 +1,4 @@
-"""`insertlm train | evaluate | generate | data | solve | plot`.
+"""`insertlm train | evaluate | generate | infill | data | solve | plot`.
 
 This file reads the command line; commands.py carries it out. Whatever a user can get wrong ends as one line on standard
 error and exit code 2.
@@ -34,7 +34,10 @@ _OVERRIDES = {
     "evaluate judge": ("decode",),
     "evaluate frontier": ("decode",),
     "generate": ("decode",),
+    "infill": ("decode",),
+    "infill set": ("decode",),
     "data": (),
+    "data infilling": (),
     "solve": (),
     "plot": ("decode",),
 }
@@ -189,7 +192,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (_add_train, _add_evaluate, *_TEXT_EVALUATIONS, _add_generate, _add_data, _add_solve, _add_plot):
+    for add in (
+        _add_train,
+        _add_evaluate,
+        *_TEXT_EVALUATIONS,
+        _add_generate,
+        _add_infill,
+        _add_data,
+        _add_data_infilling,
+        _add_solve,
+        _add_plot,
+    ):
         add(subparsers)
     return parser
 
@@ -327,6 +340,33 @@ def _add_generate(subparsers: Any) -> None:
     _add_device(command)
 
 
+def _add_infill(subparsers: Any) -> None:
+    note = f"A backslash before an underscore makes it a plain one. {_DECODE_NOTE}"
+    command = _add(subparsers, "infill", "fill in the blanks of a text", note)
+    command.add_argument("text", metavar="TEXT", help='such as "The conference, ___ was postponed."; - reads it')
+    command.add_argument("--samples", type=_count, default=1, metavar="N", help="texts to write (default: 1)")
+    command.add_argument("--anywhere", action="store_true", help="let the model insert outside of the blanks too")
+    command.add_argument("--ban", action="append", default=[], metavar="WORD", help="must not be written; repeatable")
+    command.add_argument("--require", action="append", default=[], metavar="WORD", help="must be written; repeatable")
+    command.add_argument("--show", action="store_true", help="show the order in which tokens came")
+    command.add_argument("--json", action="store_true", help="print one JSON object per text instead")
+    of_set = _add(subparsers, "infill set", "fill in the blanks of many texts", _DECODE_NOTE, "infill_set")
+    of_set.add_argument("set", type=Path, metavar="SET", help="JSONL file of `insertlm data infilling`")
+    of_set.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
+    of_set.add_argument(
+        "--true-lengths", action="store_true", help="as many tokens as were removed: what an mdm needs to know"
+    )
+    of_set.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSONL file to write")
+    for each in (command, of_set):
+        each.add_argument("--model", metavar="MODEL", help=_MODEL_HELP)
+        each.add_argument("--seed", type=_seed, default=0, metavar="N", help="of sampling (default: 0)")
+        each.add_argument("--min", type=_whole(0, 10**6), metavar="N", help="least tokens of a blank (default: 1)")
+        each.add_argument(
+            "--max", type=_whole(0, 10**6), metavar="N", help="most tokens of a blank (default: no limit)"
+        )
+        _add_device(each)
+
+
 def _add_data(subparsers: Any) -> None:
     note = "insertlm data tokenizer FILES makes a vocabulary (byte-level BPE) from text files."
     command = _add(subparsers, "data", "print examples of a task, or write them as JSONL", note)
@@ -344,6 +384,23 @@ def _add_solve(subparsers: Any) -> None:
     note = "A clue reads like `left-of LHS c 2 2 RHS c 2 1 CLUE_END`; `insertlm data zebra` prints some."
     command = _add(subparsers, "solve", "solve a zebra puzzle by deduction, or say what is wrong with it", note)
     command.add_argument("file", type=Path, metavar="FILE", help="its clues; - reads them from standard input")
+
+
+def _add_data_infilling(subparsers: Any) -> None:
+    command = _add(subparsers, "data infilling", "take texts apart for infilling", function="data_infilling")
+    command.add_argument(
+        "kind",
+        type=_one_of("single", "several", "middle"),
+        metavar="KIND",
+        help="single, several: about 20 %% of the words, as one or several segments; middle: the middle sentence",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="texts, .txt or .jsonl (.xz, .gz)")
+    command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
+    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all that can be taken apart)")
+    command.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="of the choice of texts and segments (default: 0)"
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="SET", help="JSONL file to write")
 
 
 def _add_plot(subparsers: Any) -> None:

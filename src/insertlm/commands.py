@@ -20,6 +20,7 @@ import msgspec
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.files import check_writable, reason, write_atomically
+from insertlm.infill_commands import data_infilling, infill, infill_set
 from insertlm.tasks.base import Example, Examples, Task
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star, edges_of
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "data",
+    "data_infilling",
     "evaluate",
     "evaluate_frontier",
     "evaluate_infilling",
     "evaluate_judge",
     "evaluate_nll",
     "generate",
+    "infill",
+    "infill_set",
     "plot_frontier",
     "plot_graph",
     "plot_judge",

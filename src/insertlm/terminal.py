@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console, Group
@@ -17,13 +18,26 @@ from rich.text import Text
 
 from insertlm.decoding.trajectory import Trajectory
 
-__all__ = ["grid", "progress_bar", "results_table", "show_trajectory", "standard_output", "verdict"]
+if TYPE_CHECKING:  # it imports torch
+    from insertlm.infilling import Infilling, Span
+
+__all__ = [
+    "grid",
+    "progress_bar",
+    "results_table",
+    "show_infilling",
+    "show_spans",
+    "show_trajectory",
+    "standard_output",
+    "verdict",
+]
 
 MARK = "›"  # before the token that is new in a line
 ABSENT = "·"  # where a token will come later
 UNKNOWN = "–"  # for a probability that the model cannot tell
 LEGEND = f" {MARK} new token   log p: of all that the step wrote   stop: chance that the text is complete"
 NEW, GOOD, BAD, FAINT = "bold black on green", "bold green", "bold red", "dim"
+FILL = "bold underline green"
 BESIDE = 26  # columns that a trajectory's table needs beside the text
 PLAIN_WIDTH = 120  # of what goes into a file or a pipe
 
@@ -76,6 +90,29 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 def verdict(good: bool, text: str) -> Text:
     """A text with a tick or a cross."""
     return Text.assemble(("✓ ", GOOD) if good else ("✗ ", BAD), text)
+
+
+def show_spans(spans: Sequence[Span]) -> Text:
+    """A filled text; the fills stand out."""
+    return Text.assemble(*((span.text, FILL if span.new else "") for span in spans))
+
+
+def show_infilling(infilling: Infilling) -> Table:
+    """A line for every step that wrote something: the text after it with the new tokens marked."""
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    table.add_column(justify="right", style=FAINT)
+    table.add_column()
+    for number, spans in enumerate(infilling.frames, start=1):
+        styles = ((_marked(span), NEW if span.latest else FILL if span.new else "") for span in spans)
+        table.add_row(str(number), Text.assemble(*styles))
+    table.add_row("", show_spans(infilling.spans))
+    return table
+
+
+def _marked(span: Span) -> str:
+    """With a mark before it, behind its blank space, if it is new."""
+    word = span.text.lstrip()
+    return f"{span.text[: len(span.text) - len(word)]}{MARK}{word}" if span.latest else span.text
 
 
 def show_trajectory(trajectory: Trajectory, names: Callable[[int], str], width: int) -> Group:

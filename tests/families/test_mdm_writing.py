@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.families import mdm as family
@@ -176,6 +176,51 @@ def test_a_text_does_not_depend_on_its_batch(batch: list[Prompt], config: Decode
         assert all(token < WORDS for token in trajectory.ids)
 
 
+# --- Infilling
+
+
+@st.composite
+def blanks(draw: st.DrawFn) -> Prompt:
+    """A text with gaps of known lengths that fills the block or less."""
+    cells = draw(st.lists(words | st.none(), max_size=BLOCK))
+    start = [cell for cell in cells if cell is not None]
+    gap = [sum(cell is not None for cell in cells[:k]) for k, cell in enumerate(cells) if cell is None]
+    bounds = {rank: Bounds(gap.count(rank), gap.count(rank)) for rank in gap}
+    prefix, seed, banned = (
+        draw(st.lists(words, max_size=4)),
+        draw(st.integers(0, 2**40)),
+        draw(st.sets(words, max_size=3)),
+    )
+    return Prompt(prefix, seed, start, frozenset(gap), bounds, tuple((word,) for word in banned))
+
+
+@given(st.lists(blanks(), min_size=1, max_size=4), configs)
+@settings(HEAVY, max_examples=50)
+def test_every_gap_gets_the_tokens_it_is_to_get(batch: list[Prompt], config: DecodeConfig) -> None:
+    mdm = tiny_mdm()
+    for prompt, written in zip(batch, mdm.decode(batch, config), strict=True):
+        assert written.complete
+        inserted = [order >= 0 for order in written.order]
+        assert [token for token, new in zip(written.ids, inserted, strict=True) if not new] == prompt.start
+        ranks = [sum(not new for new in inserted[:k]) for k, new in enumerate(inserted) if new]
+        assert {rank: ranks.count(rank) for rank in ranks} == {
+            rank: least for rank, (least, _) in prompt.bounds.items()
+        }
+        assert not any((event.token,) in prompt.banned for event in written.events)
+        assert all(event.token < WORDS for event in written.events)
+        [alone] = mdm.decode([prompt], config)
+        assert [event[:3] for event in alone.events] == [event[:3] for event in written.events]
+
+
+def test_infilling_sets_out_from_the_share_of_masks() -> None:
+    mdm, spy = tiny_mdm(), Spy([])
+    mdm.time.register_forward_hook(spy)
+    prompt = Prompt([1], start=[2, 3], open=frozenset({1}), bounds={1: Bounds(2, 2)})
+    mdm.decode([prompt], DecodeConfig(max_steps=1))
+    mdm.decode([prompt], DecodeConfig(order="certainty"))
+    torch.testing.assert_close(torch.cat(spy.times), total_noise(torch.tensor([2, 2, 1]) / BLOCK))
+
+
 # --- Sampling, with predictions that are exactly right
 
 
@@ -321,9 +366,24 @@ def test_a_limit_on_steps_cuts_an_adaptive_order_short() -> None:
     ("prompt", "changes", "line"),
     [
         (
-            Prompt([1], start=[2]),
+            Prompt([1], start=[2], open=frozenset({1}), bounds={1: Bounds(1, 2)}),
             {},
-            "an mdm cannot infill yet: a prompt has a text to start from, or opens gaps of it",
+            "an mdm infills a known number of tokens; expected least = most for gap 1 of a prompt",
+        ),
+        (
+            Prompt([1], start=[2], open=frozenset({0})),
+            {},
+            "an mdm infills a known number of tokens; expected least = most for gap 0 of a prompt",
+        ),
+        (
+            Prompt([1], start=[2, 3], open=frozenset({1}), bounds={1: Bounds(4, 4)}),
+            {},
+            "a prompt makes a text of 6 tokens; the block has 5",
+        ),
+        (
+            Prompt([1], required=((2,),)),
+            {},
+            "an mdm can be kept from writing single ids; expected no required ids, no banned runs",
         ),
         (
             Prompt([1] * 3),

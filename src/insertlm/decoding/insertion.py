@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from insertlm.backbone.attention import (
 from insertlm.decoding.canvas import Canvas
 from insertlm.decoding.engine import Step
 from insertlm.decoding.graphs import CachedBackbone
+from insertlm.decoding.scope import Rules, Scope
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.base import Family
 from insertlm.packing import Packing
@@ -40,6 +42,8 @@ class InsertionWriter(ABC):
             room = min(room, settings.max_steps)
         specials = family.specials
         self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
+        ruled = any(prompt.constrained for prompt in prompts)
+        self.rules = Rules(prompts, family.writable.tolist()) if ruled else None
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
         self.graphs: CachedBackbone | None = None
         if self.cache is not None and family.device.type == "cuda":
@@ -62,14 +66,26 @@ class InsertionWriter(ABC):
     @abstractmethod
     def step(self, number: int) -> Step: ...
 
+    def scope(self, number: int, done: Tensor) -> Scope:
+        """done: [B] bool, which texts the model itself would end"""
+        if self.rules is not None:
+            left = np.minimum(self.longest - self.canvas.counts.length, self.settings.max_steps - number)
+            return self.rules.scope(self.canvas, done, left)
+        slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
+        return Scope(done, self.full, slots)
+
     def select(self, rows: Tensor) -> None:
         self.canvas = self.canvas.select(rows)
+        if self.rules is not None:
+            self.rules.select(rows.tolist())
         if self.graphs is not None:
             self.graphs.select(rows)
         elif self.cache is not None:
             self.cache = self.cache.select(rows)
 
     def write(self, step: Step) -> Tensor:
+        if self.rules is not None:
+            self.rules.write(step.place.tolist(), step.token.tolist())
         return self.canvas.insert(step.place, step.token)
 
     def hidden(self) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from insertlm.section import Count, Fraction, Index, NonNegative, Section
 
-__all__ = ["DecodeConfig", "Prompt"]
+__all__ = ["Bounds", "DecodeConfig", "Prompt"]
 
 
 class DecodeConfig(Section, frozen=True, kw_only=True):
@@ -31,15 +32,37 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
             raise ValueError("top_p is 0; expected 0 < top_p <= 1")
 
 
+class Bounds(NamedTuple):
+    """How many tokens are to be written into a gap; None: any number."""
+
+    least: int = 0
+    most: int | None = None
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What one sequence starts from.
 
     prefix: given ids before the text   seed: what this sequence's sampling depends on, beside nothing else
     start: given ids of the text   open: with `start`, the ranks at which a token may be inserted (None: every one)
+
+    And what is asked of it, if anything, see constraints.py:
+    bounds: of gaps, by rank   banned, required: runs of ids that must never, or must once, be written side by side
     """
 
     prefix: list[int]
     seed: int = 0
     start: list[int] = field(default_factory=list)
     open: frozenset[int] | None = None
+    bounds: Mapping[int, Bounds] = field(default_factory=dict)
+    banned: tuple[tuple[int, ...], ...] = ()
+    required: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def constrained(self) -> bool:
+        return bool(self.bounds or self.banned or self.required)
+
+    @property
+    def gaps(self) -> frozenset[int]:
+        """All that are open."""
+        return frozenset(range(len(self.start) + 1)) if self.open is None else self.open

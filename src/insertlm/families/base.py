@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.backbone.transformer import Block, ModelConfig, Transformer
+from insertlm.decoding.constraints import check_rules
 from insertlm.decoding.engine import Writer, check, decode
 from insertlm.decoding.graphs import CachedBackbone
 from insertlm.decoding.settings import DecodeConfig, Prompt
@@ -75,12 +76,14 @@ class Family(nn.Module, ABC):
 
     layer: what the backbone is made of   framing: special tokens of a row
     orders: the values of `decode.order` it knows, beside auto   several: whether a step may write several tokens
+    obedient: whether it keeps to what a prompt demands
     """
 
     layer: ClassVar[type[Block]] = Block
     framing: ClassVar[int] = 2
     orders: ClassVar[tuple[str, ...]]
     several: ClassVar[bool] = False
+    obedient: ClassVar[bool] = False
     writable: Tensor
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -115,7 +118,15 @@ class Family(nn.Module, ABC):
             raise InsertlmError(f"decode.order: expected {' or '.join(known)}, got {settings.order}")
         if settings.parallel != 1 and not self.several:
             raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
+        self._check_rules([prompt for prompt in prompts if prompt.constrained], longest)
         return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
+
+    def _check_rules(self, prompts: Sequence[Prompt], longest: int) -> None:
+        if prompts and not self.obedient:
+            raise InsertlmError("this family cannot keep to bounds of gaps, banned or required ids; expected none")
+        writable = frozenset(self.writable.tolist()) if prompts else frozenset()
+        for prompt in prompts:
+            check_rules(prompt, writable, longest - len(prompt.prefix) - len(prompt.start) - self.framing)
 
     def cached_backbone(self, texts: int, cells: int) -> CachedBackbone:
         """The backbone in CUDA graphs, kept from batch to batch and made anew only for larger ones."""

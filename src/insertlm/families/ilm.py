@@ -9,7 +9,8 @@ Design choices, the published ones unless said:
   in decoding only <bos> and what follows it.
 - The stop classifier is a small residual network on <stop>'s hidden row; class 0 means complete.
 - Decoding asks the stop classifier first, then chooses a slot by its mass and a token in it. Special tokens do not take
-  part, in the slot's mass either.
+  part, in the slot's mass either. What a prompt demands, see decoding/constraints.py, limits slots and words, and can
+  overrule the stop classifier.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.insertion import InsertionWriter, spread
 from insertlm.decoding.sampling import choose, draws
+from insertlm.decoding.scope import Scope
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_logsumexp
@@ -137,6 +139,7 @@ class StopHead(nn.Module):
 
 class ILM(Family):
     orders = ("mass",)
+    obedient = True
 
     def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)
@@ -192,31 +195,31 @@ class _Writing(InsertionWriter):
         hidden, where = self.hidden()
         stop_row = where.gather(1, self.canvas.prefix[:, None]).squeeze(1)
         stop = self.family.stop(hidden.index_select(0, stop_row)).softmax(-1)[:, 0]
-        slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
-        slot_rows = hidden.index_select(0, slots.pack(where))
+        scope = self.scope(number, stop >= self.settings.stop_threshold)
+        slot_rows = hidden.index_select(0, scope.slots.pack(where))
         words = self.family.unembedding.weight[self.family.writable]
         insert = self._insert_jointly if self.settings.joint else self._insert_in_two_steps
-        slot, token, log_probability = (part[:, None] for part in insert(number, slots, slot_rows, words))
-        complete = stop >= self.settings.stop_threshold
-        return Step(complete, self.full, stop, slot, self.family.writable[token], log_probability)
+        slot, token, log_probability = (part[:, None] for part in insert(number, scope, slot_rows, words))
+        full = scope.full if scope.barred is None else scope.full | ~log_probability.isfinite().squeeze(1)
+        return Step(scope.complete, full, stop, slot, self.family.writable[token], log_probability)
 
     def _insert_in_two_steps(
-        self, number: int, slots: Packing, slot_rows: Tensor, words: Tensor
+        self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A slot by its mass, then a token in it."""
-        mass = spread(slot_logsumexp(slot_rows, words), slots)
+        mass = spread(scope.mass(slot_rows, words), scope.slots)
         slot = choose(mass, draws(_SLOT, self.canvas.seed, number), k=self.settings.position_top_k)
-        row = slots.where.gather(1, slot[:, None]).squeeze(1)
-        logits = slot_rows.index_select(0, row) @ words.T
+        row = scope.slots.where.gather(1, slot[:, None]).squeeze(1).clamp(min=0)  # slot 0 where all is barred
+        logits = scope.logits(slot_rows.index_select(0, row), words, row)
         token = self._choose(logits, number)
         score = logits.gather(1, token[:, None]).squeeze(1)
         return slot, token, score - mass.logsumexp(1)
 
     def _insert_jointly(
-        self, number: int, slots: Packing, slot_rows: Tensor, words: Tensor
+        self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A pair from the joint distribution. Holds the logits of all slots of the batch, unlike two-step sampling."""
-        logits = spread(slot_rows @ words.T, slots).flatten(1)
+        logits = spread(scope.logits(slot_rows, words), scope.slots).flatten(1)
         pair = self._choose(logits, number)
         log_probability = logits.gather(1, pair[:, None]).squeeze(1) - logits.logsumexp(1)
         return pair // len(words), pair % len(words), log_probability

@@ -24,6 +24,10 @@ Decoding starts from a block of masks. `decode.order` says which come off next:
   gives its last step the noise of its first.)
 - `certainty`: cells whose likeliest token is likeliest; `margin`: cells where it leads the second by most (arXiv
   2502.06768). `decode.parallel` cells a step, 0 = all. The time is the masked share of the block.
+Infilling: the block holds what is given, as many masks in every open gap as its bounds say (at least = at most, for a
+mask is one word and never <pad>), and pads behind the text. It starts at the time that its share of masks has in
+training, where tau-leaping sets out too: step k is at (1 − k/K) times that. (The published decoder sets out from t = 1,
+in a row without pads.) Banned words have no probability; there is no way to require one.
 No time is below the least of training. Temperature, top-k and top-p act on the choice of a token in its cell, not on
 that of cells. Temperature 1 samples the model, as published; at 0, the library's default, each cell gets its likeliest
 token.
@@ -46,7 +50,7 @@ from insertlm.backbone.attention import FullAttention
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.sampling import choose
-from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_logsumexp
@@ -147,6 +151,7 @@ class MDM(Family):
     framing = 1
     orders = ("random", "certainty", "margin")
     several = True
+    obedient = True
     words: Tensor
 
     def __init__(self, config: MdmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -210,8 +215,8 @@ class MDM(Family):
     # --- Writing
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
-        if any(prompt.start or prompt.open is not None for prompt in prompts):
-            raise InsertlmError("an mdm cannot infill yet: a prompt has a text to start from, or opens gaps of it")
+        for prompt in prompts:
+            self._check(prompt)
         row = max(len(prompt.prefix) for prompt in prompts) + self.framing + self.config.block
         if row > longest:
             raise InsertlmError(
@@ -224,11 +229,34 @@ class MDM(Family):
             )
         return _Writing(self, prompts, settings)
 
+    def _check(self, prompt: Prompt) -> None:
+        """Refuse what masks cannot do."""
+        if prompt.required or any(len(run) > 1 for run in prompt.banned):
+            raise InsertlmError("an mdm can be kept from writing single ids; expected no required ids, no banned runs")
+        if _infills(prompt):
+            unknown = [gap for gap in prompt.gaps if len({*prompt.bounds.get(gap, Bounds())}) > 1]
+            if unknown:
+                raise InsertlmError(
+                    f"an mdm infills a known number of tokens; expected least = most for gap {min(unknown)} of a prompt"
+                )
+            if (cells := len(prompt.start) + _masks(prompt)) > self.config.block:
+                raise InsertlmError(f"a prompt makes a text of {cells} tokens; the block has {self.config.block}")
+
+
+def _infills(prompt: Prompt) -> bool:
+    """Whether the length of the text is known; else the whole block is to be written."""
+    return bool(prompt.start or prompt.open is not None or prompt.bounds)
+
+
+def _masks(prompt: Prompt) -> int:
+    return sum(least for least, _ in prompt.bounds.values())
+
 
 class _Writing:
     """An MDM at work.
 
     tokens: [B, block], <mask> where nothing is written   steps: [B, block], when tau-leaping writes each cell
+    time: [B], where it sets out   barred: [B, words] bool, what no cell may hold
     """
 
     patience = 1
@@ -242,13 +270,31 @@ class _Writing:
         self.given_length = torch.tensor([len(row) for row in rows], device=device)
         self.row = torch.arange(len(rows), device=device)
         self.seed = torch.tensor([prompt.seed for prompt in prompts], device=device)
-        self.tokens = torch.full((len(rows), block), family.specials.mask, device=device)
+        self.tokens = torch.tensor([self._block(prompt) for prompt in prompts], device=device)
+        self.time = (self.tokens == family.specials.mask).float().mean(1)
+        self.barred = torch.stack([self._out_of_play(prompt) for prompt in prompts])
         cell = torch.arange(block, device=device)
         self.steps = randint(torch.tensor(settings.max_steps), _STEP, self.seed[:, None], cell)
 
+    def _block(self, prompt: Prompt) -> list[int]:
+        """The block at the start."""
+        block, (*_, pad, mask) = self.family.config.block, self.family.specials
+        if not _infills(prompt):
+            return [mask] * block
+        cells = []
+        for gap, token in enumerate([*prompt.start, pad]):
+            cells += [mask] * prompt.bounds.get(gap, Bounds()).least + [token]
+        return (cells + [pad] * block)[:block]
+
+    def _out_of_play(self, prompt: Prompt) -> Tensor:
+        """[words] bool"""
+        specials = [self.family.specials.pad] * _infills(prompt)
+        ids = torch.tensor([*specials, *(run[0] for run in prompt.banned)], dtype=torch.int64)
+        return torch.isin(self.family.words, ids.to(self.family.device))
+
     def select(self, rows: Tensor) -> None:
         self.lengths = self.lengths[rows.cpu().numpy()]
-        for name in ("given", "given_length", "row", "seed", "tokens", "steps"):
+        for name in ("given", "given_length", "row", "seed", "tokens", "steps", "time", "barred"):
             setattr(self, name, getattr(self, name).index_select(0, rows))
 
     def step(self, number: int) -> Step:
@@ -278,8 +324,8 @@ class _Writing:
         wanted = x.cells.gather(1, cell).flatten()
         with self.family.backbone.autocast():
             hidden = self.family.hidden(x, time.clamp(min=_LEAST_TIME), wanted)
-        logits = hidden @ self.family.unembedding.weight[self.family.words].T
-        return logits.log_softmax(-1).view(*cell.shape, -1)
+        logits = (hidden @ self.family.unembedding.weight[self.family.words].T).view(*cell.shape, -1)
+        return logits.masked_fill(self.barred[:, None], -torch.inf).log_softmax(-1)
 
     def _leap(self, masked: Tensor) -> tuple[Tensor, Tensor]:
         """The cells of each text's next step, and what is expected there; cells: [B, K], -1 where a text has fewer."""
@@ -287,7 +333,7 @@ class _Writing:
         step = self.steps.masked_fill(~masked, count).amin(1)
         due = masked & (self.steps == step[:, None])
         cell = _first(torch.where(due, 0.0, -torch.inf), int(due.sum(1).max()))
-        return cell, self.predict((count - step) / count, cell.clamp(min=0))
+        return cell, self.predict(self.time * (count - step) / count, cell.clamp(min=0))
 
     def _plan(self, masked: Tensor) -> tuple[Tensor, Tensor]:
         """The cells the model is surest of, likewise."""

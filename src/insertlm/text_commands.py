@@ -46,12 +46,12 @@ def evaluate_nll(args: Namespace) -> None:
         texts = _texts(args, journal)
         scores = _score(texts, evaluator, journal)
         reference = _score(data, evaluator, journal) if data else None
-    columns = {_label(args): summarise(scores)}
-    record: dict[str, Any] = {**_named(evaluator), **asdict(columns[_label(args)])}
+    columns = [(_label(args), summarise(scores))]
+    record: dict[str, Any] = {**_named(evaluator), **asdict(columns[0][1])}
     if reference:
-        columns["data"] = summarise(reference)
+        columns.append(("data", summarise(reference)))
         difference = compare_lengths(_lengths(scores), _lengths(reference))
-        record |= {"data": {"file": str(args.data), **asdict(columns["data"])}, "length_difference": asdict(difference)}
+        record |= {"data": {"file": str(args.data), **asdict(columns[1][1])}, "length_difference": asdict(difference)}
     print(f"{args.source} under {evaluator.name}")
     _print_summaries(columns)
     if reference:
@@ -75,14 +75,14 @@ def evaluate_infilling(args: Namespace) -> None:
     with Journal(_journal(out)) as journal:
         scores = {side: _score(texts, evaluator, journal) for side, texts in sides.items()}
     changes = {f"against the {side}": compare(scores["output"], scores[side]) for side in ("truth", "input")}
-    summaries = {side: summarise(found) for side, found in scores.items()}
+    summaries = [(side, summarise(found)) for side, found in scores.items()]
     print(f"{args.source} under {evaluator.name}")
     _print_changes(changes)
     _print_summaries(summaries)
     record = {name.replace(" ", "_"): asdict(change) for name, change in changes.items()}
     _finish(
         out,
-        {**_named(evaluator), **record, **{side: asdict(found) for side, found in summaries.items()}},
+        {**_named(evaluator), **record, **{side: asdict(found) for side, found in summaries}},
         args,
         evaluator.device,
     )
@@ -217,11 +217,11 @@ def _journal(out: Path) -> Path:
     return out.with_suffix(".journal.jsonl")
 
 
-def _print_summaries(columns: Mapping[str, Summary]) -> None:
+def _print_summaries(columns: Sequence[tuple[str, Summary]]) -> None:
     from insertlm.terminal import grid, standard_output
 
-    found = columns.values()
-    quantiles = next(iter(found)).length.quantiles
+    names, found = zip(*columns, strict=True)
+    quantiles = found[0].length.quantiles
     rows = [
         ["NLL", *(f"{s.nll:.3f} ± {s.nll_error:.3f}" for s in found)],
         ["NLL by token", *(f"{s.nll_by_token:.3f}" for s in found)],
@@ -230,8 +230,8 @@ def _print_summaries(columns: Mapping[str, Summary]) -> None:
         *([f"  {q} %", *(f"{s.length.quantiles[q]:g}" for s in found)] for q in quantiles),
         ["texts", *(f"{s.count:,}" for s in found)],
     ]
-    standard_output().print(grid(["", *columns], rows))
-    for name, summary in columns.items():
+    standard_output().print(grid(["", *names], rows))
+    for name, summary in columns:
         _print_left_out(name, summary)
 
 

@@ -155,6 +155,14 @@ def test_another_evaluator_in_the_same_place_scores_anew(tmp_path: Path, save_mo
     assert Evaluator("org/one", CPU).identity != Evaluator("org/two", CPU).identity
 
 
+def test_a_model_that_has_lost_its_mind(tmp_path: Path, save_model: Save) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = save_model(tmp_path / "m") / "model.safetensors"
+    save_file({name: value * math.nan for name, value in load_file(weights).items()}, weights, {"format": "pt"})
+    assert "finds a text impossible; expected an evaluator with sound weights" in fails(str(tmp_path / "m"))
+
+
 # --- Evaluators that cannot be loaded
 
 

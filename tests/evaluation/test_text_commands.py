@@ -85,6 +85,13 @@ def test_nll_prints_a_table_and_writes_json(output: Run, causal_model: Path) -> 
     assert {"nll", "nll_by_token", "entropy", "length", "length_difference", "commit"} <= record.keys()
 
 
+def test_texts_may_be_called_data(output: Run) -> None:
+    call = ["evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--data", "real.txt", "--label", "data"]
+    assert re.search(r"data +data\s+NLL .*texts +4 +2", output(*call), re.DOTALL)
+    record = read("stories-nll-tiny-lm.json")
+    assert (record["count"], record["data"]["count"]) == (4, 2)
+
+
 def test_a_second_call_needs_no_evaluator(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     call = ["evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--out", "x.json"]
     first = output(*call)

@@ -56,7 +56,7 @@ class Evaluator:
     @property
     def label(self) -> str:
         """A short name for files and tables."""
-        return Path(self.name).name.removesuffix(".gguf")
+        return (self.place.resolve() if self.place else Path(self.name)).name.removesuffix(".gguf")
 
     @cached_property
     def identity(self) -> str:
@@ -71,6 +71,10 @@ class Evaluator:
             nll = self._nll([rows[number] for number in batch])
             for number, losses in zip(batch, nll, strict=True):
                 mean = math.fsum(losses) / len(losses)
+                if not math.isfinite(mean):
+                    raise InsertlmError(
+                        f"{self.name}: finds a text impossible; expected an evaluator with sound weights"
+                    )
                 yield number, TextScore(mean, _entropy(rows[number]), len(rows[number]), len(losses))
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:

@@ -15,6 +15,7 @@ import generation
 import pytest
 import side_by_side
 import star_table
+import tokenise
 import torch
 import train_step
 from render_table import PAPER, markdown
@@ -55,6 +56,19 @@ def test_training_steps_are_timed_by_the_row(
     assert found["microseconds_per_row"] == pytest.approx(
         1000 * found["milliseconds"] / found["rows_per_step"], rel=0.01
     )
+
+
+def test_tokenising_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 50)
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "a.txt"), "--size", "270", "--repetitions", "2"])
+    tokenise.main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["vocabulary"] == 270
+    assert found["tokens"] >= 50
+    assert found["megabytes_per_second"] > 0
 
 
 @pytest.mark.parametrize(("cache", "steps"), [([], range(28, 57)), (["--prefix-lm"], [26, *range(2, 31)])])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -170,13 +169,6 @@ def test_the_average_follows_the_weights() -> None:
 
 
 # --- Compiled
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def value_and_gradients(step: TrainStep, capacity: int | None) -> list[Tensor]:

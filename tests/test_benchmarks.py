@@ -15,6 +15,7 @@ import generation
 import pytest
 import side_by_side
 import star_table
+import tokenise
 import torch
 import train_step
 import zebra_rate
@@ -66,6 +67,19 @@ def test_puzzles_are_counted_by_the_second(capsys: pytest.CaptureFixture[str], m
     assert found["split"] == "train"
     assert 0 < found["per_second"] <= found["per_core_second"] * found["cores"] * 2
     assert found["prefix_tokens"] <= found["longest_prefix"] <= 350
+
+
+def test_tokenising_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 50)
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "a.txt"), "--size", "270", "--repetitions", "2"])
+    tokenise.main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["vocabulary"] == 270
+    assert found["tokens"] >= 50
+    assert found["megabytes_per_second"] > 0
 
 
 @pytest.mark.parametrize(("cache", "steps"), [([], range(28, 57)), (["--prefix-lm"], [26, *range(2, 31)])])

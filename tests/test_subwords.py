@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +33,10 @@ PIECES = [
     ".",
     "[BOS]",
 ]
+
+with TemporaryDirectory() as place:
+    (Path(place) / "vocab.txt").write_text("\n".join(["[UNK]", *"abcdehst.'", *(f"##{x}" for x in "abcdehst")]))
+    WORD_PIECES = load_tokenizer(place)
 
 
 def bert(folder: Path, pieces: list[str] = PIECES) -> Path:
@@ -89,6 +95,38 @@ def test_lone_surrogates_do_not_fail() -> None:
 
 def test_many_are_encoded_as_each_alone() -> None:
     assert BPE.encode_many(TEXTS[:3]) == [BPE.encode(text) for text in TEXTS[:3]]
+
+
+blanks = st.lists(
+    st.sampled_from(["a", "the cat", " ", "\n", "  ", "\t", "\r", "\u00a0", "\u3000", "\x1c", "É", ".", "'s"])
+)
+
+
+@given(st.one_of(blanks.map("".join), st.text()))
+@settings(max_examples=300)
+def test_pieces_have_the_ids_of_the_whole(text: str) -> None:
+    for tokenizer in (BPE, WORD_PIECES):
+        assert tokenizer._pieces is not None
+        assert tokenizer.encode(text) == tokenizer._whole([text])[0]
+
+
+def test_known_pieces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("insertlm.subwords._MOST_PIECES", 3)
+    tokenizer = train_bpe(TEXTS, 290)
+    assert tokenizer.decode(tokenizer.encode("a b c d e f g a b")) == "a b c d e f g a b"
+    assert tokenizer._pieces is not None
+    assert len(tokenizer._pieces) <= 3
+
+
+def test_tokenizers_that_look_across_blanks_are_left_to_the_library() -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    assert SubwordTokenizer(inner)._pieces is None
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert SubwordTokenizer(inner)._pieces is None
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert SubwordTokenizer(inner)._pieces is not None
+    inner.add_tokens(["New York"])
+    assert SubwordTokenizer(inner)._pieces is None
 
 
 def test_a_saved_tokenizer_is_the_same(tmp_path: Path) -> None:

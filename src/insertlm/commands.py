@@ -71,7 +71,8 @@ def train(args: Namespace) -> None:
     run = args.run or Path("runs") / f"{args.recipe.resolve().parent.name}-{args.recipe.stem}"
     print(f"run: {run} on {device}", flush=True)
     train_model(recipe, run, device, standard_output())
-    print(f"trained {recipe.train.steps:,} steps; evaluate with: insertlm evaluate {shlex.quote(str(run))}")
+    what = "evaluate" if recipe.task.longest_prefix else "generate"  # writing from nothing has no right answers
+    print(f"trained {recipe.train.steps:,} steps; {what} with: insertlm {what} {shlex.quote(str(run))}")
 
 
 def evaluate(args: Namespace) -> None:

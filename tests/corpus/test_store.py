@@ -198,12 +198,12 @@ from insertlm.subwords import SubwordTokenizer
 path, tokenizer, slow = sys.argv[1:]
 store._CHUNK = 500
 store._processes = lambda: 1
-plain = store._Encoder.__call__
+plain = store.Encoder.__call__
 def call(self, *what):
     time.sleep(float(slow))
     print("chunk", flush=True)
     return plain(self, *what)
-store._Encoder.__call__ = call
+store.Encoder.__call__ = call
 found = store.open_store([path], SubwordTokenizer.from_json(open(tokenizer).read()), store.Options(block=200))
 print(len(found["all"]))
 """

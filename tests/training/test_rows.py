@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -49,12 +51,11 @@ def family_of(config: FamilyConfig) -> Family:
         return config.build(model, TASK.tokenizer).train()
 
 
-def step_of(config: FamilyConfig, corpus: Corpus | None) -> TrainStep:
+def step_of(config: FamilyConfig, corpus: Corpus | None, *, compiled: bool = False) -> TrainStep:
     family = family_of(config)
     data = family.rows(EXAMPLES) if corpus is None else corpus
-    return TrainStep(
-        family, data, Order(len(EXAMPLES), 8, 1), optim=OptimConfig(warmup=2), steps=200, device=CPU, compiled=False
-    )
+    order, optim = Order(len(EXAMPLES), 8, 1), OptimConfig(warmup=2)
+    return TrainStep(family, data, order, optim=optim, steps=200, device=CPU, compiled=compiled)
 
 
 def weights(step: TrainStep) -> list[torch.Tensor]:
@@ -72,6 +73,20 @@ def test_streamed_rows_train_as_resident_ones(config: FamilyConfig, monkeypatch:
         assert torch.equal(a.example, b.example)
         assert a.visible == b.visible
     assert all(torch.equal(a, b) for a, b in zip(weights(resident), weights(streamed), strict=True))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_traced_steps_read_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled sees the rows of the step at work, not those it was compiled with. Without torch.compile's code
+    generator, which is slow, and without attention, which on a CPU asks the device."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    monkeypatch.setattr("insertlm.backbone.attention.attend", lambda q, k, v, *which: v)
+    step, plain = step_of(IlmConfig(), Watched(EXAMPLES), compiled=True), step_of(IlmConfig(), None)
+    for number in (0, 1, 5):
+        batch = step.source.batch(number)
+        step.source.put(batch)
+        found = step._losses(batch.example, batch.epoch, 256).total
+        torch.testing.assert_close(found, plain._losses(batch.example, batch.epoch, None).total, rtol=1e-4, atol=1e-5)
 
 
 def test_no_more_than_a_stretch_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ from insertlm.errors import InsertlmError
 from insertlm.files import sync, write_durably, writing
 from insertlm.subwords import SubwordTokenizer
 
-__all__ = ["Longer", "Manifest", "Options", "Store", "cache_folder", "open_store"]
+__all__ = ["Encoder", "Longer", "Manifest", "Options", "Store", "cache_folder", "open_store"]
 
 Longer = Literal["truncate", "skip"]
 
@@ -168,7 +168,7 @@ class _Chunk(NamedTuple):
     bad: list[tuple[int, str]]
 
 
-class _Encoder:
+class Encoder:
     """Makes ids of documents. Every process has its own."""
 
     def __init__(self, tokenizer: SubwordTokenizer, options: Options) -> None:
@@ -247,7 +247,7 @@ class _Building:
         names = ", ".join(source.name for source in self.sources)
         manifest = Manifest(
             format=_FORMAT,
-            dtype=_Encoder(self.tokenizer, self.options).dtype.name,
+            dtype=Encoder(self.tokenizer, self.options).dtype.name,
             documents={split: self.documents[split] for split in self.splits},
             tokens={split: self.tokens[split] for split in self.splits},
             longer=self.longer,
@@ -291,7 +291,7 @@ class _Building:
     def _workers(self, stack: ExitStack, total: int | None) -> Callable[[Sequence[Document], Kind], Future[_Chunk]]:
         """What encodes: other processes, or for a small corpus this one."""
         if _processes() == 1 or (total is not None and total < _ALONE * _CHUNK):
-            return partial(_at_once, _Encoder(self.tokenizer, self.options))
+            return partial(_at_once, Encoder(self.tokenizer, self.options))
         pool = ProcessPoolExecutor(
             _processes(), get_context("spawn"), initializer=_start, initargs=(self.tokenizer.json, self.options)
         )
@@ -333,18 +333,18 @@ def _ready(item: tuple[Source, int, Future[_Chunk]], show: Callable[[int], None]
     return source, chunk
 
 
-def _at_once(encoder: _Encoder, documents: Sequence[Document], kind: Kind) -> Future[_Chunk]:
+def _at_once(encoder: Encoder, documents: Sequence[Document], kind: Kind) -> Future[_Chunk]:
     future: Future[_Chunk] = Future()
     future.set_result(encoder(documents, kind))
     return future
 
 
-_here: list[_Encoder] = []  # of a process of the pool
+_here: list[Encoder] = []  # of a process of the pool
 
 
 def _start(tokenizer: str, options: Options) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # this process is one of many
-    _here.append(_Encoder(SubwordTokenizer.from_json(tokenizer), options))
+    _here.append(Encoder(SubwordTokenizer.from_json(tokenizer), options))
 
 
 def _encode(documents: Sequence[Document], kind: Kind) -> _Chunk:

@@ -1,0 +1,61 @@
+"""How fast is text tokenised? (megabytes a second of one core's time)
+
+python benchmarks/tokenise.py FILE --tokenizer tokenizer.json
+python benchmarks/tokenise.py FILE --size 8192       # with one made from the file first
+
+Reading and unpacking the file is not timed; encoding is, as a process that builds a store does it, with the array of
+ids and the split of every document. Time is that of the processor, so that a busy machine does not matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from itertools import islice
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core
+
+import torch
+from common import report
+
+from insertlm.corpus.sources import source_of, texts
+from insertlm.corpus.store import Encoder, Options
+from insertlm.subwords import SubwordTokenizer, load_tokenizer, train_bpe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help=".txt or .jsonl, also with .gz, .xz or .zst")
+    parser.add_argument("--tokenizer", help="tokenizer.json, vocab.txt or a hub name")
+    parser.add_argument("--size", type=int, default=8192, help="without --tokenizer: of the one to make")
+    parser.add_argument("--documents", type=int, default=20_000)
+    parser.add_argument("--repetitions", type=int, default=5)
+    arguments = parser.parse_args()
+    source = source_of(arguments.file)
+    tokenizer = (
+        load_tokenizer(arguments.tokenizer) if arguments.tokenizer else train_bpe(texts([source]), arguments.size)
+    )
+    documents = [document for document, _ in islice(source.documents(), arguments.documents)]
+    size = sum(len(document.data) for document in documents)
+    speeds, tokens = [], 0
+    for _ in range(arguments.repetitions):
+        encode = Encoder(SubwordTokenizer.from_json(tokenizer.json), Options(block=1 << 20))  # that knows no word yet
+        started = time.process_time()
+        tokens = len(encode(documents, source.kind).ids)
+        speeds.append(size / 1e6 / (time.process_time() - started))
+    report(
+        "tokenising speed, one core",
+        torch.device("cpu"),
+        vocabulary=tokenizer.size,
+        megabytes=round(size / 1e6, 1),
+        tokens=tokens,
+        megabytes_per_second=round(statistics.median(speeds), 2),
+        fastest=round(max(speeds), 2),
+        slowest=round(min(speeds), 2),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,8 @@ Design choices, the published ones unless said:
   in decoding only <bos> and what follows it.
 - The stop classifier is a small residual network on <stop>'s hidden row; class 0 means complete.
 - Decoding asks the stop classifier first, then chooses a slot by its mass and a token in it. Special tokens do not take
-  part, in the slot's mass either.
+  part, in the slot's mass either. (`decode.order` knows other ways to choose a slot, which are not the paper's, see
+  decoding/policies.py.)
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from torch import Tensor, nn
 
 from insertlm.backbone.attention import bidirectional_attention
 from insertlm.backbone.transformer import ModelConfig
+from insertlm.decoding import policies
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.insertion import InsertionWriter, spread
 from insertlm.decoding.sampling import choose, draws
 from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_logsumexp
 from insertlm.noise import hash32, randint
@@ -40,6 +43,11 @@ __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
 # Streams of noise: what a draw is for. Target positions follow from _PLACES on.
 _COUNT, _DROPOUT, _PLACES = 0, 1, 2
 _SLOT, _TOKEN = 0, 1
+_POLICIES: dict[str, policies.Policy] = {
+    "mass": policies.mass,
+    "certainty": policies.certainty,
+    "margin": policies.margin,
+}
 
 
 class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name"):
@@ -136,7 +144,7 @@ class StopHead(nn.Module):
 
 
 class ILM(Family):
-    orders = ("mass",)
+    orders = tuple(_POLICIES)
 
     def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)
@@ -179,6 +187,14 @@ class ILM(Family):
     # --- Writing
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+        if settings.order in ("certainty", "margin"):
+            if settings.joint:
+                raise InsertlmError(f"decode.joint: expected false with decode.order {settings.order}, got true")
+            if settings.position_top_k != 1:
+                raise InsertlmError(
+                    f"decode.position_top_k: expected 1 with decode.order {settings.order}, which takes the best slot, "
+                    f"got {settings.position_top_k}"
+                )
         return _Writing(self, prompts, settings, longest)
 
 
@@ -186,6 +202,13 @@ class _Writing(InsertionWriter):
     """An ILM at work."""
 
     family: ILM
+
+    @property
+    def policy(self) -> policies.Policy:
+        """The likeliest pair is the likeliest token in the slot that has it: only sampling needs all pairs at once."""
+        if self.settings.joint and (self.settings.temperature == 0.0 or self.settings.top_k == 1):
+            return policies.best_pair
+        return _POLICIES.get(self.settings.order, policies.mass)
 
     def step(self, number: int) -> Step:
         """The stop probability and the next insertion of every text."""
@@ -195,7 +218,8 @@ class _Writing(InsertionWriter):
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
         slot_rows = hidden.index_select(0, slots.pack(where))
         words = self.family.unembedding.weight[self.family.writable]
-        insert = self._insert_jointly if self.settings.joint else self._insert_in_two_steps
+        sampled = self.settings.joint and self.policy is not policies.best_pair
+        insert = self._insert_jointly if sampled else self._insert_in_two_steps
         slot, token, log_probability = (part[:, None] for part in insert(number, slots, slot_rows, words))
         complete = stop >= self.settings.stop_threshold
         return Step(complete, self.full, stop, slot, self.family.writable[token], log_probability)
@@ -203,14 +227,18 @@ class _Writing(InsertionWriter):
     def _insert_in_two_steps(
         self, number: int, slots: Packing, slot_rows: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A slot by its mass, then a token in it."""
-        mass = spread(slot_logsumexp(slot_rows, words), slots)
-        slot = choose(mass, draws(_SLOT, self.canvas.seed, number), k=self.settings.position_top_k)
+        """A slot, then a token in it."""
+        masses, scores = policies.look(slot_rows, words, self.policy)
+        mass, score = spread(masses, slots), spread(scores, slots)
+        if self.policy in (policies.certainty, policies.margin):
+            score = score.masked_fill(~policies.plausible(mass), -torch.inf)
+        in_play = 1 if self.settings.joint else self.settings.position_top_k
+        slot = choose(score, draws(_SLOT, self.canvas.seed, number), k=in_play)
         row = slots.where.gather(1, slot[:, None]).squeeze(1)
         logits = slot_rows.index_select(0, row) @ words.T
         token = self._choose(logits, number)
-        score = logits.gather(1, token[:, None]).squeeze(1)
-        return slot, token, score - mass.logsumexp(1)
+        logit = logits.gather(1, token[:, None]).squeeze(1)
+        return slot, token, logit - mass.logsumexp(1)
 
     def _insert_jointly(
         self, number: int, slots: Packing, slot_rows: Tensor, words: Tensor

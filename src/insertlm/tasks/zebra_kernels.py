@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from insertlm.tasks.zebra_clues import HOUSE, MOST_TOKENS, NONE, SIDE
 
-__all__ = ["FOUND", "IMPOSSIBLE", "MOST_CLUES", "OPERANDS", "STUCK", "deduce", "draw", "everything", "search"]
+__all__ = ["FOUND", "IMPOSSIBLE", "OPERANDS", "STUCK", "deduce", "draw", "everything", "search"]
 
 _SAME, _OTHER, _LEFT, _NEXT, _NEAR, _END, _BETWEEN = range(7)
 OPERANDS = HOUSE + SIDE
@@ -35,7 +35,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _compiled(function: F) -> F:
-    return cast(F, njit(nogil=True, cache=True)(function))
+    try:
+        return cast(F, njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # there is no folder that numba may keep compiled code in
+        return cast(F, njit(nogil=True)(function))
 
 
 # --- What a clue tells ------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from insertlm.cli import main
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -43,3 +45,15 @@ def test_the_page_names_the_line_to_change() -> None:
     config = (DOCS.parent / "src" / "insertlm" / "config.py").read_text(encoding="utf-8")
     assert "\n    FamilyConfig = " in page
     assert "\nFamilyConfig = " in config
+
+
+def test_the_puzzle_on_the_page_is_the_one_that_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (DOCS / "zebra.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for command, shown in re.findall(r"```console\n\$ insertlm (.*?)\n(.*?)```", page, re.DOTALL):
+        assert main(command.split()) == 0
+        assert capsys.readouterr().out == shown
+        if clues := re.search(r"^clues  (.*)$", shown, re.MULTILINE):
+            Path("puzzle.txt").write_text(clues[1], encoding="utf-8")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["slot_logsumexp"]
+__all__ = ["row_chunks", "slot_logsumexp"]
 
 _CHUNK_ELEMENTS = 1 << 25  # the largest piece of logits ever held: 128 MB in float32
 
@@ -28,7 +28,7 @@ def slot_logsumexp(hidden: Tensor, unembedding: Tensor) -> Tensor:
 
 
 def _masses(hidden: Tensor, unembedding: Tensor) -> Tensor:
-    return torch.cat([(hidden[rows] @ unembedding.T).logsumexp(-1) for rows in _chunks(hidden, unembedding)])
+    return torch.cat([(hidden[rows] @ unembedding.T).logsumexp(-1) for rows in row_chunks(hidden, unembedding)])
 
 
 @torch.library.custom_op("insertlm::slot_logsumexp", mutates_args=())
@@ -39,14 +39,14 @@ def _forward(hidden: Tensor, unembedding: Tensor) -> Tensor:
 @torch.library.custom_op("insertlm::slot_logsumexp_backward", mutates_args=())
 def _backward(grad: Tensor, hidden: Tensor, unembedding: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     hidden_grad, unembedding_grad = torch.empty_like(hidden), torch.zeros_like(unembedding)
-    for rows in _chunks(hidden, unembedding):
+    for rows in row_chunks(hidden, unembedding):
         share = (hidden[rows] @ unembedding.T).sub_(lse[rows, None]).exp_().mul_(grad[rows, None])
         torch.mm(share, unembedding, out=hidden_grad[rows])
         unembedding_grad.addmm_(share.T, hidden[rows])
     return hidden_grad, unembedding_grad
 
 
-def _chunks(hidden: Tensor, unembedding: Tensor) -> list[slice]:
+def row_chunks(hidden: Tensor, unembedding: Tensor) -> list[slice]:
     """Rows in pieces whose logits are small enough to hold."""
     size = max(1, _CHUNK_ELEMENTS // len(unembedding))
     return [slice(first, first + size) for first in range(0, max(1, len(hidden)), size)]

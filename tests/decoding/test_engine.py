@@ -145,6 +145,47 @@ def test_greedy_takes_the_largest(
             dense.insert(rank, event.token)
 
 
+def worth(row: Tensor, order: str) -> float:
+    """What a slot offers, from log P(token | slot)."""
+    best, second, *_ = map(float, row.exp().sort(descending=True).values)
+    return best if order == "certainty" else best - second
+
+
+@pytest.mark.parametrize("order", ["certainty", "margin"])
+@given(batches, st.booleans())
+@settings(HEAVY, max_examples=20)
+def test_other_orders_take_the_surest_of_the_slots_in_play(
+    tiny_ilm: TinyIlm, softmax_attention: Softmax, order: str, batch: list[Prompt], prefix_lm: bool
+) -> None:
+    ilm = tiny_ilm(prefix_lm=prefix_lm)
+    with torch.no_grad():
+        ilm.unembedding.weight *= 20  # so that some slots have next to no mass
+    written = ilm.decode(batch, settled(ENDLESS, order=order))
+    for prompt, trajectory in zip(batch, written, strict=True):
+        dense = Dense(ilm, softmax_attention, prompt)
+        for event in trajectory.events:
+            table = dense.ask()[0]
+            mass = table.logsumexp(1)
+            slots = [rank for rank in range(len(table)) if mass[rank].exp() >= 0.01 * mass.max().exp()]
+            rank = max(slots, key=lambda slot: worth(table[slot] - mass[slot], order))
+            assert (event.rank, event.token) == (rank, int(table[rank].argmax()))
+            assert event.log_probability == pytest.approx(float(table[rank].max()), abs=1e-9)
+            dense.insert(rank, event.token)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"order": "certainty", "joint": True}, "decode.joint: expected false with decode.order certainty, got true"),
+        ({"order": "margin", "position_top_k": 0}, "decode.position_top_k: expected 1 with decode.order margin"),
+        ({"order": "random"}, "decode.order: expected auto or mass or certainty or margin, got random"),
+    ],
+)
+def test_settings_that_do_not_go_together(tiny_ilm: TinyIlm, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InsertlmError, match=message):
+        tiny_ilm().decode([Prompt([1])], DecodeConfig(**changes))
+
+
 # --- Promises
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from insertlm.decoding.canvas import Canvas
 from insertlm.decoding.constraints import Move, RuledText
 from insertlm.decoding.settings import Prompt
-from insertlm.losses import slot_logsumexp
 from insertlm.packing import Packing
 
 __all__ = ["Rules", "Scope"]
@@ -37,10 +36,6 @@ class Scope(NamedTuple):
         if self.barred is None:
             return logits
         return logits.masked_fill(self.barred if chosen is None else self.barred[chosen], -torch.inf)
-
-    def mass(self, rows: Tensor, words: Tensor) -> Tensor:
-        """The log-sum-exp of each slot's logits, [S]; they are kept only where something is barred."""
-        return slot_logsumexp(rows, words) if self.barred is None else self.logits(rows, words).logsumexp(1)
 
 
 class Rules:

@@ -19,7 +19,7 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
         "auto"  # which place next; auto = the family's own
     )
     parallel: Index = 1  # tokens written in one step, 0 = one at every place that is open; not all families can
-    joint: bool = False  # sample (place, token) pairs together; else a place by its mass, then a token there
+    joint: bool = False  # choose (place, token) pairs together; else a place by its order, then a token there
     position_top_k: Index = 1  # two-step sampling: the places in play, 1 = always the most likely, 0 = all
     temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely
     top_k: Index = 0  # tokens (pairs) in play, 0 = all

@@ -10,7 +10,8 @@ Design choices, the published ones unless said:
 - The stop classifier is a small residual network on <stop>'s hidden row; class 0 means complete.
 - Decoding asks the stop classifier first, then chooses a slot by its mass and a token in it. Special tokens do not take
   part, in the slot's mass either. What a prompt demands, see decoding/constraints.py, limits slots and words, and can
-  overrule the stop classifier.
+  overrule the stop classifier. (`decode.order` knows other ways to choose a slot, which are not the paper's, see
+  decoding/policies.py.)
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from torch import Tensor, nn
 
 from insertlm.backbone.attention import bidirectional_attention
 from insertlm.backbone.transformer import ModelConfig
+from insertlm.decoding import policies
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.insertion import InsertionWriter, spread
 from insertlm.decoding.sampling import choose, draws
 from insertlm.decoding.scope import Scope
 from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_logsumexp
 from insertlm.noise import hash32, randint
@@ -42,6 +45,11 @@ __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
 # Streams of noise: what a draw is for. Target positions follow from _PLACES on.
 _COUNT, _DROPOUT, _PLACES = 0, 1, 2
 _SLOT, _TOKEN = 0, 1
+_POLICIES: dict[str, policies.Policy] = {
+    "mass": policies.mass,
+    "certainty": policies.certainty,
+    "margin": policies.margin,
+}
 
 
 class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name"):
@@ -138,7 +146,7 @@ class StopHead(nn.Module):
 
 
 class ILM(Family):
-    orders = ("mass",)
+    orders = tuple(_POLICIES)
     obedient = True
 
     def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -182,6 +190,14 @@ class ILM(Family):
     # --- Writing
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+        if settings.order in ("certainty", "margin"):
+            if settings.joint:
+                raise InsertlmError(f"decode.joint: expected false with decode.order {settings.order}, got true")
+            if settings.position_top_k != 1:
+                raise InsertlmError(
+                    f"decode.position_top_k: expected 1 with decode.order {settings.order}, which takes the best slot, "
+                    f"got {settings.position_top_k}"
+                )
         return _Writing(self, prompts, settings, longest)
 
 
@@ -189,6 +205,13 @@ class _Writing(InsertionWriter):
     """An ILM at work."""
 
     family: ILM
+
+    @property
+    def policy(self) -> policies.Policy:
+        """The likeliest pair is the likeliest token in the slot that has it: only sampling needs all pairs at once."""
+        if self.settings.joint and (self.settings.temperature == 0.0 or self.settings.top_k == 1):
+            return policies.best_pair
+        return _POLICIES.get(self.settings.order, policies.mass)
 
     def step(self, number: int) -> Step:
         """The stop probability and the next insertion of every text."""
@@ -198,7 +221,8 @@ class _Writing(InsertionWriter):
         scope = self.scope(number, stop >= self.settings.stop_threshold)
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
         words = self.family.unembedding.weight[self.family.writable]
-        insert = self._insert_jointly if self.settings.joint else self._insert_in_two_steps
+        sampled = self.settings.joint and self.policy is not policies.best_pair
+        insert = self._insert_jointly if sampled else self._insert_in_two_steps
         slot, token, log_probability = (part[:, None] for part in insert(number, scope, slot_rows, words))
         full = scope.full if scope.barred is None else scope.full | ~log_probability.isfinite().squeeze(1)
         return Step(scope.complete, full, stop, slot, self.family.writable[token], log_probability)
@@ -206,14 +230,18 @@ class _Writing(InsertionWriter):
     def _insert_in_two_steps(
         self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A slot by its mass, then a token in it."""
-        mass = spread(scope.mass(slot_rows, words), scope.slots)
-        slot = choose(mass, draws(_SLOT, self.canvas.seed, number), k=self.settings.position_top_k)
+        """A slot, then a token in it."""
+        masses, scores = policies.look(slot_rows, words, self.policy, scope.barred)
+        mass, score = spread(masses, scope.slots), spread(scores, scope.slots)
+        if self.policy in (policies.certainty, policies.margin):
+            score = score.masked_fill(~policies.plausible(mass), -torch.inf)
+        in_play = 1 if self.settings.joint else self.settings.position_top_k
+        slot = choose(score, draws(_SLOT, self.canvas.seed, number), k=in_play)
         row = scope.slots.where.gather(1, slot[:, None]).squeeze(1).clamp(min=0)  # slot 0 where all is barred
         logits = scope.logits(slot_rows.index_select(0, row), words, row)
         token = self._choose(logits, number)
-        score = logits.gather(1, token[:, None]).squeeze(1)
-        return slot, token, score - mass.logsumexp(1)
+        logit = logits.gather(1, token[:, None]).squeeze(1)
+        return slot, token, logit - mass.logsumexp(1)
 
     def _insert_jointly(
         self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor

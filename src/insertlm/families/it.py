@@ -35,6 +35,7 @@ from insertlm.backbone.attention import bidirectional_attention
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.insertion import InsertionWriter, spread
+from insertlm.decoding.policies import certainty, margin
 from insertlm.decoding.sampling import choose, draws
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
@@ -200,10 +201,8 @@ class _Writing(InsertionWriter):
         if self.settings.order == "mass":  # of all that is not <eos>
             return _Outlook(mass, end, -end)
         if self.settings.order == "margin":  # over the next best, which may be <eos>
-            best, token = logits[:, :-1].max(1)
-            rival = logits.scatter(1, token[:, None], -torch.inf).amax(1)
-            return _Outlook(mass, end, (best - mass).exp() - (rival - mass).exp())
-        return _Outlook(mass, end, logits[:, :-1].amax(1) - mass)
+            return _Outlook(mass, end, margin(logits[:, :-1], mass, logits[:, -1]))
+        return _Outlook(mass, end, certainty(logits[:, :-1], mass))
 
     def _best(self, score: Tensor, unsettled: Tensor) -> tuple[Tensor, Tensor]:
         """The slots to write to, best first, and which of them are real, both [B, K]: no more than are wanted, are

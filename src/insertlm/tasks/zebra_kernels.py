@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from insertlm.tasks.zebra_clues import HOUSE, MOST_TOKENS, NONE, SIDE
 
-__all__ = ["FOUND", "IMPOSSIBLE", "MOST_CLUES", "OPERANDS", "STUCK", "deduce", "draw", "everything", "search"]
+__all__ = ["FOUND", "IMPOSSIBLE", "OPERANDS", "STUCK", "deduce", "draw", "everything", "search"]
 
 _SAME, _OTHER, _LEFT, _NEXT, _NEAR, _END, _BETWEEN = range(7)
 OPERANDS = HOUSE + SIDE
@@ -35,44 +35,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _compiled(function: F) -> F:
-    return cast(F, njit(nogil=True, cache=True)(function))
+    try:
+        return cast(F, njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # there is no folder that numba may keep compiled code in
+        return cast(F, njit(nogil=True)(function))
 
 
 # --- What a clue tells ------------------------------------------------------------------------------------------------
 
 
 @_compiled
-def _lowest(bits: int) -> int:
-    return bits & -bits
-
-
-@_compiled
-def _highest(bits: int) -> int:
-    top = 1
-    while top <= bits:
-        top <<= 1
-    return top >> 1
-
-
-@_compiled
-def _size(bits: int) -> int:
-    count = 0
-    while bits:
-        bits &= bits - 1
-        count += 1
-    return count
-
-
-@_compiled
 def _left_of(bits: int) -> int:
     """Houses with one of these to their right."""
-    return _highest(bits) - 1 if bits else 0
+    return (1 << _PLACE[bits]) - 1 if bits else 0
 
 
 @_compiled
 def _right_of(bits: int) -> int:
     """Houses with one of these to their left (and some beyond the street)."""
-    return 255 & ~(2 * _lowest(bits) - 1) if bits else 0
+    return -2 * (bits & -bits) if bits else 0
 
 
 @_compiled
@@ -135,14 +116,14 @@ def everything(houses: Sets, size: int, attributes: int) -> None:
 
 
 @_compiled
-def _note(houses: Sets, size: int, attributes: int, order: Bytes, known: int) -> int:
-    """Append values whose house has become known to `order`. known: the set of those before, and now"""
+def _note(houses: Sets, size: int, attributes: int, order: Bytes, known: Sets) -> None:
+    """Append values whose house has become known to `order`. known: [2], how many are there, and which, as bits"""
     for attribute in range(attributes):
         for cell in range(SIDE * attribute, SIDE * attribute + size):
-            if houses[cell] & (houses[cell] - 1) == 0 and not known >> cell & 1:
-                order[_size(known)] = cell
-                known |= 1 << cell
-    return known
+            if houses[cell] & (houses[cell] - 1) == 0 and not known[1] >> cell & 1:
+                order[known[0]] = cell
+                known[0] += 1
+                known[1] |= 1 << cell
 
 
 @_compiled
@@ -152,23 +133,23 @@ def deduce(clues: Bytes, skip: int, houses: Sets, size: int, attributes: int, or
     clues: [K, 4], read from the first to the last, again and again   skip: one that is not used, -1 for none
     order: [HOUSE], takes the values in the order in which their houses become known (or [0]: nobody asks)
     """
-    known, changed, settled = 0, True, np.full(attributes, -1)
+    known, settled, changed = np.zeros(2, np.int64), np.full(attributes, -1), True
     while changed:
         changed = False
         for i in range(len(clues)):
             if i != skip:
                 _narrow(clues[i], houses, 1 << (size - 1))
                 if len(order):
-                    known = _note(houses, size, attributes, order, known)
+                    _note(houses, size, attributes, order, known)
         for attribute in range(attributes):
             first = SIDE * attribute
-            if houses[first : first + size].sum() != settled[attribute]:
+            total = houses[first : first + size].sum()
+            if total != settled[attribute]:
                 if not _settle(houses, first, size):
                     return IMPOSSIBLE
-                settled[attribute] = houses[first : first + size].sum()
-                changed = True
+                settled[attribute], changed = total, True
         if len(order):
-            known = _note(houses, size, attributes, order, known)
+            _note(houses, size, attributes, order, known)
         for house in range(size):
             if houses[HOUSE + house] == 0:
                 return IMPOSSIBLE
@@ -199,7 +180,7 @@ def _branch(states: NDArray[np.int64], held: int, size: int, attributes: int, av
     houses, best, fewest = states[held].copy(), 0, SIDE + 1
     for attribute in range(attributes):
         for cell in range(SIDE * attribute, SIDE * attribute + size):
-            count = _size(houses[cell])
+            count = _COUNT[houses[cell]]
             if 1 < count < fewest:
                 best, fewest = cell, count
     for turn in range(2):

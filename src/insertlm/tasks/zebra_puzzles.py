@@ -142,11 +142,13 @@ def make(
         )
         return found
 
-    parts = []
-    with ThreadPoolExecutor(cores()) as pool:
+    parts, pool = [], ThreadPoolExecutor(cores())
+    try:
         for part in pool.map(chunk, range(-(-count // CHUNK))):
             parts.append(part)
             progress(min(count, len(parts) * CHUNK))
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt need not wait for all the rest
     return Puzzles(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 

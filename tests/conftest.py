@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -56,6 +56,14 @@ def tiny_ilm() -> Callable[..., ILM]:
     return build
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave nothing in the user's cache, and find nothing there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INSERTLM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def fits() -> Callable[[Tensor, Tensor], bool]:
     """Whether counts are what draws from these probabilities would give: Pearson's chi-square.
@@ -87,3 +95,12 @@ def softmax_attention() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         return torch.einsum("hqk,khd->qhd", weights, v)
 
     return attention
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing compiled before, and its counters at zero."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()

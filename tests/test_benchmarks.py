@@ -17,6 +17,7 @@ import side_by_side
 import star_table
 import torch
 import train_step
+import zebra_rate
 from render_table import PAPER, markdown
 from side_by_side import Job
 from star_cells import WAYS, Cell
@@ -55,6 +56,16 @@ def test_training_steps_are_timed_by_the_row(
     assert found["microseconds_per_row"] == pytest.approx(
         1000 * found["milliseconds"] / found["rows_per_step"], rel=0.01
     )
+
+
+def test_puzzles_are_counted_by_the_second(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "--count", "50"])
+    zebra_rate.main()
+    found = json.loads(capsys.readouterr().out)
+    assert {"device", "torch", "insertlm", "commit"} <= found.keys()
+    assert found["split"] == "train"
+    assert 0 < found["per_second"] <= found["per_core_second"] * found["cores"] * 2
+    assert found["prefix_tokens"] <= found["longest_prefix"] <= 350
 
 
 @pytest.mark.parametrize(("cache", "steps"), [([], range(28, 57)), (["--prefix-lm"], [26, *range(2, 31)])])

@@ -20,6 +20,7 @@ from insertlm import api, commands, plots
 from insertlm.cli import main
 from insertlm.decoding.trajectory import Insertion, Trajectory
 from insertlm.plots import Curve, Panel
+from insertlm.subwords import load_tokenizer
 from insertlm.tasks.star import PRESETS, Star
 
 RECIPE = """
@@ -408,3 +409,11 @@ def test_fifty_thousand_graphs_take_seconds(capsys: pytest.CaptureFixture[str], 
     start = time.monotonic()
     output(capsys, "data", "star-hard", "--count", "50000", "--split", "train", "--out", str(tmp_path / "all.jsonl"))
     assert time.monotonic() - start < 30  # about two on an idle machine
+
+
+def test_a_tokenizer_from_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 9)
+    out = tmp_path / "tokenizer.json"
+    told = output(capsys, "data", "tokenizer", str(tmp_path / "a.txt"), "--size", "270", "--out", str(out))
+    assert told == f"wrote {out}: 270 tokens\n"
+    assert load_tokenizer(str(out)).size == 270

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -21,6 +22,7 @@ from insertlm.families.base import Family
 from insertlm.files import reason
 from insertlm.infilling import Infilling, Lengths, Request, infill
 from insertlm.tasks.star import Star
+from insertlm.tasks.text import Text
 from insertlm.tokenizers import Tokenizer
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
@@ -121,6 +123,8 @@ def load(name_or_path: str | Path = BUNDLED, device: str | None = None) -> Model
     target = choose_device(device)
     folder = _find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
+    if isinstance(recipe.task, Text):
+        recipe = msgspec.structs.replace(recipe, task=recipe.task.kept(folder))
     family = build_family(recipe)
     weights, step = _weights(folder)
     _fill(family, weights, folder)

@@ -1,4 +1,4 @@
-"""`insertlm train | evaluate | generate | infill | data | plot`.
+"""`insertlm train | evaluate | generate | infill | data | solve | plot`.
 
 This file reads the command line; commands.py carries it out. Whatever a user can get wrong ends as one line on standard
 error and exit code 2.
@@ -38,6 +38,7 @@ _OVERRIDES = {
     "infill set": ("decode",),
     "data": (),
     "data infilling": (),
+    "solve": (),
     "plot": ("decode",),
 }
 
@@ -199,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_infill,
         _add_data,
         _add_data_infilling,
+        _add_solve,
         _add_plot,
     ):
         add(subparsers)
@@ -236,7 +238,8 @@ def _add_train(subparsers: Any) -> None:
 
 
 def _add_evaluate(subparsers: Any) -> None:
-    command = _add(subparsers, "evaluate", "measure the accuracy of a model", _DECODE_NOTE)
+    note = f"{_DECODE_NOTE}. For texts: insertlm evaluate nll, infilling, judge or frontier"
+    command = _add(subparsers, "evaluate", "measure the accuracy of a model", note)
     command.add_argument("model", metavar="RUN", help="run folder or bundled model")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
     command.add_argument("--count", type=_count, metavar="N", help="examples (default: all of the split)")
@@ -365,12 +368,22 @@ def _add_infill(subparsers: Any) -> None:
 
 
 def _add_data(subparsers: Any) -> None:
-    command = _add(subparsers, "data", "print examples of a task, or write them as JSONL")
-    command.add_argument("name", metavar="NAME", help="star-easy, star-medium or star-hard")
+    note = "insertlm data tokenizer FILES makes a vocabulary (byte-level BPE) from text files."
+    command = _add(subparsers, "data", "print examples of a task, or write them as JSONL", note)
+    command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard, zebra or tokenizer")
+    files = "tokenizer: .txt or .jsonl, also with .gz, .xz or .zst"
+    command.add_argument("files", nargs="*", default=[], metavar="FILE", help=files)
+    command.add_argument("--size", type=_count, default=8192, metavar="N", help="tokenizer: of it (default: 8192)")
     command.add_argument("--count", type=_count, default=3, metavar="N", help="examples (default: 3)")
     command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
     command.add_argument("--out", type=Path, metavar="FILE", help="write them as JSONL")
+
+
+def _add_solve(subparsers: Any) -> None:
+    note = "A clue reads like `left-of LHS c 2 2 RHS c 2 1 CLUE_END`; `insertlm data zebra` prints some."
+    command = _add(subparsers, "solve", "solve a zebra puzzle by deduction, or say what is wrong with it", note)
+    command.add_argument("file", type=Path, metavar="FILE", help="its clues; - reads them from standard input")
 
 
 def _add_data_infilling(subparsers: Any) -> None:
@@ -407,5 +420,13 @@ def _add_plot(subparsers: Any) -> None:
     curves.add_argument(
         "--over", type=_over, default="minutes", metavar="AXIS", help="minutes of training (default) or steps"
     )
-    for picture, out in ((order, "trajectory.png"), (graph, "graph.png"), (curves, "training.png")):
+    frontier = _add(pictures, "frontier", "draw NLL against entropy", function="plot_frontier")
+    timing = _add(pictures, "time", "draw NLL against the time of writing", function="plot_time")
+    judged = _add(pictures, "judge", "draw the scores of a judge", function="plot_judge")
+    for picture, source in ((frontier, "frontier"), (timing, "frontier"), (judged, "judge")):
+        about = f"JSON of insertlm evaluate {source}; a model each"
+        picture.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
+    drawn = {"trajectory": order, "graph": graph, "training": curves, "frontier": frontier, "time": timing}
+    for name, picture in {**drawn, "judge": judged}.items():
+        out = f"{name}.png"
         picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")

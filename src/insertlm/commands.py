@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,15 @@ import msgspec
 
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
-from insertlm.files import check_writable, write_atomically
+from insertlm.files import check_writable, reason, write_atomically
 from insertlm.infill_commands import data_infilling, infill, infill_set
-from insertlm.tasks.base import Example, Examples
-from insertlm.tasks.star import PRESETS, Star, edges_of
+from insertlm.tasks.base import Example, Examples, Task
+from insertlm.tasks.star import PRESETS as STAR_PRESETS
+from insertlm.tasks.star import Star, edges_of
+from insertlm.tasks.zebra import PRESETS as ZEBRA_PRESETS
+from insertlm.tasks.zebra import Zebra
 from insertlm.text_commands import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
+from insertlm.text_plots import plot_frontier, plot_judge, plot_time
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -42,9 +46,13 @@ __all__ = [
     "generate",
     "infill",
     "infill_set",
+    "plot_frontier",
     "plot_graph",
+    "plot_judge",
+    "plot_time",
     "plot_training",
     "plot_trajectory",
+    "solve",
     "train",
 ]
 
@@ -71,13 +79,15 @@ def evaluate(args: Namespace) -> None:
     from insertlm.terminal import progress_bar
 
     model = _load(args)
+    if not model.recipe.task.longest_prefix:
+        raise InsertlmError(f"{args.model} writes from nothing, so no text is the right one; expected a model of tasks")
     settings = _settings(model, args)
     out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
     if out:
         check_writable(out)
     examples = model.recipe.task.examples(args.split, args.count)
     with progress_bar("evaluating", len(examples)) as advance:
-        scores = evaluate_family(model.family, examples, settings, args.batch_size, advance)
+        scores = evaluate_family(model.family, model.recipe.task, examples, settings, args.batch_size, advance)
     _print_scores(scores, model, args)
     if out:
         record = _record(scores, model, settings, args)
@@ -91,29 +101,39 @@ def generate(args: Namespace) -> None:
     if args.prompt is not None and args.count is not None:
         raise InsertlmError("--prompt and --count: expected one of them")
     model = _load(args)
-    if args.prompt is None:
-        examples = model.recipe.task.examples("test", args.count or 5, args.seed)
+    task, count = model.recipe.task, args.count or 5
+    examples = None
+    if args.prompt is not None:
+        prompts = [Prompt(task.parse_prompt(args.prompt), args.seed)]
+    elif task.longest_prefix:
+        examples = task.examples("test", count, args.seed)
         prompts = _prompts(examples, args.seed)
     else:
-        examples, prompts = None, [Prompt(model.recipe.task.parse_prompt(args.prompt), args.seed)]
+        prompts = [Prompt([], args.seed + number) for number in range(count)]
     start = time.perf_counter()
     written = _write(model, prompts, args)
     seconds = time.perf_counter() - start
-    solved = None if examples is None else _solved(written, examples)
+    solved = None if examples is None else _solved(model, written, examples)
     if args.json:
         _print_json(model, written, solved)
         return
     if solved is not None:
-        print(f"solved {sum(solved)} of {len(solved)} fresh graphs (seed {args.seed}) in {seconds:.1f} s")
+        things = model.recipe.task.things
+        print(f"solved {sum(solved)} of {len(solved)} fresh {things} (seed {args.seed}) in {seconds:.1f} s")
         _print_list(model, written, solved)
-    for number, trajectory in enumerate(written if args.show else written[:1]):
+    for number, trajectory in enumerate(written if args.show or solved is None else written[:1]):
         if number or solved is not None:
             print()
-        _print_sequence(model, trajectory, steps=args.show or args.prompt is None)
+        _print_sequence(model, trajectory, steps=args.show or solved is not None)
 
 
 def data(args: Namespace) -> None:
-    task = _star(args.name)
+    if args.name == "tokenizer":
+        _make_tokenizer(args.files, args.size, args.out or Path("tokenizer.json"))
+        return
+    if args.files:
+        raise InsertlmError(f"unknown argument {args.files[0]}; see insertlm data --help")
+    task = _task(args.name)
     examples = task.examples(args.split, args.count, args.seed)
     if args.out is None:
         print("\n\n".join(task.render(example) for example in examples))
@@ -122,6 +142,37 @@ def data(args: Namespace) -> None:
     lines = [json.dumps({"prefix": text(prefix), "target": text(target)}) for prefix, target in examples]
     write_atomically(args.out, "".join(f"{line}\n" for line in lines).encode())
     print(f"wrote {len(lines):,} examples to {args.out}")
+
+
+def solve(args: Namespace) -> None:
+    from insertlm.tasks.zebra import table
+    from insertlm.tasks.zebra_clues import SIDE, name, read
+    from insertlm.tasks.zebra_solver import solve as solve_street
+
+    try:
+        text = sys.stdin.read() if str(args.file) == "-" else args.file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InsertlmError(f"{args.file}: cannot be read: {reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise InsertlmError(f"{args.file}: is not text; expected clues") from error
+    street = read(text)
+    found = solve_street(street)
+    triples = [(cell // SIDE, house, cell % SIDE) for cell, house in found]
+    print(f"{table(street, triples)}\n")
+    print("order ", ", ".join(f"{name(cell)} in {house}" for cell, house in found))
+    print("target", " ".join(str(number) for triple in triples for number in triple))
+
+
+def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
+    from insertlm.corpus.sources import source_of, texts
+    from insertlm.subwords import train_bpe
+
+    if not files:
+        raise InsertlmError("data tokenizer: expected one or more files of text")
+    check_writable(out)
+    tokenizer = train_bpe(texts(map(source_of, files)), size)
+    tokenizer.save(out)
+    print(f"wrote {out}: {tokenizer.size:,} tokens")
 
 
 def plot_trajectory(args: Namespace) -> None:
@@ -138,7 +189,7 @@ def plot_trajectory(args: Namespace) -> None:
     panels = []
     for model, theirs, title in zip(models, examples, titles, strict=True):
         written = _write(model, _prompts(theirs, args.seed), args)
-        panels.append(Panel(written, _solved(written, theirs), title))
+        panels.append(Panel(written, _solved(model, written, theirs), title))
     save(comparison_figure(panels, lambda token: models[0].decode([token])), args.out)
     print(f"wrote {args.out}")
 
@@ -167,7 +218,9 @@ def plot_graph(args: Namespace) -> None:
     if args.name and args.model:
         raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
     model = _load(args) if args.model else None
-    task = model.recipe.task if model else _star(args.name or "star-hard")
+    task = model.recipe.task if model else _task(args.name or "star-hard")
+    if not isinstance(task, Star):
+        raise InsertlmError(f"{args.model or args.name}: has no graph to draw; expected a star")
     examples = task.examples("test", 1, args.seed)
     target = _write(model, _prompts(examples, args.seed), args)[0].ids if model else examples[0].target
     *flat, source, goal = examples[0].prefix
@@ -213,14 +266,19 @@ def _write(model: Model, prompts: Sequence[Prompt], args: Namespace) -> list[Tra
     return list(generate_texts(model.family, prompts, _settings(model, args), _BATCH))
 
 
-def _solved(written: Sequence[Trajectory], examples: Examples) -> list[bool]:
-    return [trajectory.ids == example.target for trajectory, example in zip(written, examples, strict=True)]
+def _solved(model: Model, written: Sequence[Trajectory], examples: Examples) -> list[bool]:
+    scores = (
+        model.recipe.task.scores(example, trajectory.ids) for trajectory, example in zip(written, examples, strict=True)
+    )
+    return [score["sequence_accuracy"] == 1 for score in scores]
 
 
-def _star(name: str) -> Star:
-    if name not in PRESETS:
-        raise InsertlmError(f"unknown dataset {name!r}; expected one of {', '.join(PRESETS)}")
-    return Star(**PRESETS[name])
+def _task(name: str) -> Task:
+    known: dict[str, Task] = {name: Star(**keys) for name, keys in STAR_PRESETS.items()}
+    known |= {name: Zebra(**keys) for name, keys in ZEBRA_PRESETS.items()}
+    if name not in known:
+        raise InsertlmError(f"unknown dataset {name!r}; expected one of {', '.join(known)}")
+    return known[name]
 
 
 # --- Printing and recording
@@ -231,8 +289,9 @@ def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:
 
     print(args.model, *([] if model.step is None else [f"step {model.step:,}"]), f"{args.split} split", sep=", ")
     rows = [
-        ("sequence accuracy", f"{scores.sequence_accuracy:.2f} %", "exact target and length"),
-        ("token accuracy", f"{scores.token_accuracy:.2f} %", "of target positions"),
+        ("sequence accuracy", f"{scores.sequence_accuracy:.2f} %", "of examples solved"),
+        ("token accuracy", f"{scores.token_accuracy:.2f} %", "of what is to be written"),
+        *((name.replace("_", " "), f"{share:.2f} %", "") for name, share in scores.others.items()),
         ("examples", f"{scores.count:,}", ""),
         ("time", f"{scores.seconds:.1f} s", f"{scores.tokens_per_second:,.0f} tokens/s"),
     ]
@@ -248,7 +307,7 @@ def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespac
         "step": model.step,
         "parameters": sum(parameter.numel() for parameter in model.family.parameters()),
         "split": args.split,
-        **asdict(scores),
+        **scores.record(),
         "tokens_per_second": scores.tokens_per_second,
         "batch_size": args.batch_size,
         "decode": msgspec.to_builtins(settings),

@@ -23,6 +23,9 @@ from insertlm.files import reason
 from insertlm.section import Count, Index, Section
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star
+from insertlm.tasks.text import Text
+from insertlm.tasks.zebra import PRESETS as ZEBRA_PRESETS
+from insertlm.tasks.zebra import Zebra
 from insertlm.training.optim import OptimConfig
 
 __all__ = [
@@ -38,10 +41,15 @@ __all__ = [
     "to_yaml",
 ]
 
-TASK_PRESETS: dict[str, dict[str, Any]] = {name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()}
+TASK_PRESETS: dict[str, dict[str, Any]] = {
+    **{name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()},
+    **{name: {"name": "zebra", **keys} for name, keys in ZEBRA_PRESETS.items()},
+}
+TaskConfig = Star | Zebra | Text
 FamilyConfig = IlmConfig | ArmConfig | MdmConfig | ItConfig
 _MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
+_NAMES = {"task": Star.__struct_config__.tag, "family": IlmConfig.__struct_config__.tag}  # of sections that say none
 
 
 class TrainConfig(Section, frozen=True, kw_only=True):
@@ -62,7 +70,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
 class Recipe(Section, frozen=True, kw_only=True):
     """Everything that defines a run."""
 
-    task: Star
+    task: TaskConfig
     model: ModelConfig
     train: TrainConfig
     family: FamilyConfig = IlmConfig()
@@ -173,17 +181,17 @@ def _override(tree: dict[Any, Any], key: str, value: str) -> None:
 
 def _expand(section: str, keys: Any, source: str, overridden: Collection[str]) -> Any:
     """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty, and a
-    family without a name is the default one."""
+    task or a family without a name is the default one."""
     keys = {} if keys is None else keys
-    if section == "family" and isinstance(keys, dict):
-        return {"name": IlmConfig.__struct_config__.tag, **keys}
-    if section not in _PRESETS or not isinstance(keys, dict) or "preset" not in keys:
+    if not isinstance(keys, dict):
         return keys
-    name, presets = keys["preset"], _PRESETS[section]
-    if not isinstance(name, str) or name not in presets:
-        where = _where(f"{section}.preset", source, overridden)
-        raise InsertlmError(f"{where}: expected one of {_listed(presets)}, got {_shown(name)}")
-    return {**presets[name], **{key: value for key, value in keys.items() if key != "preset"}}
+    if section in _PRESETS and "preset" in keys:
+        name, presets = keys["preset"], _PRESETS[section]
+        if not isinstance(name, str) or name not in presets:
+            where = _where(f"{section}.preset", source, overridden)
+            raise InsertlmError(f"{where}: expected one of {_listed(presets)}, got {_shown(name)}")
+        keys = {**presets[name], **{key: value for key, value in keys.items() if key != "preset"}}
+    return {"name": _NAMES[section], **keys} if section in _NAMES else keys
 
 
 # --- Checking
@@ -239,7 +247,7 @@ def _explain(message: str, sections: Mapping[str, Any]) -> tuple[str, str]:
     section, _, key = place.partition(".")
     value = sections[section][key] if key else sections[section]
     if what.startswith("Invalid"):
-        return place, f"expected one of {_listed(_choices(section, key))}, got {_shown(value)}"
+        return place, f"expected one of {_listed(_choices(section, key, sections[section]))}, got {_shown(value)}"
     if match := re.fullmatch(r"Expected `(.*?)`(| [<>].*?)(|, got .*)", what):
         expected = match[1].replace(" | ", " or ").replace("object", "a mapping of keys")
         return place, f"expected {expected}{match[2]}, got {_shown(value)}"
@@ -261,22 +269,27 @@ def _kinds(section: str) -> list[Any]:
     return list(get_args(kind)) or [kind]
 
 
+def _named(section: str, name: Any) -> list[Any]:
+    """The type of that name, or all if none has it."""
+    kinds = _kinds(section)
+    return [kind for kind in kinds if kind.__struct_config__.tag == name] or kinds
+
+
 def _keys(section: str, name: str | None = None) -> list[str]:
     """All keys a section may have in a file; with `name`, those of the type of that name."""
-    kinds = _kinds(section)
+    kinds = _named(section, name)
     tag = kinds[0].__struct_config__.tag_field
-    named = [kind for kind in kinds if kind.__struct_config__.tag == name] or kinds
     preset = ["preset"] if section in _PRESETS else []
-    keys = dict.fromkeys(field.name for kind in named for field in msgspec.structs.fields(kind))
+    keys = dict.fromkeys(field.encode_name for kind in kinds for field in msgspec.structs.fields(kind))
     return [*preset, *([tag] if tag else []), *keys]
 
 
-def _choices(section: str, key: str) -> Sequence[str]:
-    """What a key that has few possible values may be."""
+def _choices(section: str, key: str, keys: Mapping[str, Any]) -> Sequence[str]:
+    """What a key that has few possible values may be, beside those other keys."""
     kinds = _kinds(section)
     if key == kinds[0].__struct_config__.tag_field:
         return [kind.__struct_config__.tag for kind in kinds]
-    fields = (field for kind in kinds for field in msgspec.structs.fields(kind))
+    fields = (field for kind in _named(section, keys.get("name")) for field in msgspec.structs.fields(kind))
     return next(get_args(field.type) for field in fields if field.name == key)
 
 

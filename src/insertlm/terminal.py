@@ -56,7 +56,7 @@ def standard_output() -> Console:
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress_bar(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Yields what to call with the number that is done. On standard error, gone at the end, and not there at all where
     it could not move."""
     console = Console(stderr=True)

@@ -42,7 +42,7 @@ def evaluate_nll(args: Namespace) -> None:
     evaluator = _evaluator(args)
     out = _out(args, f"{_name(args.source)}-nll-{_plain(evaluator.label)}.json")
     data = read_texts(args.data) if args.data else None
-    with Journal(out.with_suffix(".jsonl")) as journal:
+    with Journal(_journal(out)) as journal:
         texts = _texts(args, journal)
         scores = _score(texts, evaluator, journal)
         reference = _score(data, evaluator, journal) if data else None
@@ -72,7 +72,7 @@ def evaluate_infilling(args: Namespace) -> None:
         "truth": [line.text for line in lines],
         "input": [line.input for line in lines],
     }
-    with Journal(out.with_suffix(".jsonl")) as journal:
+    with Journal(_journal(out)) as journal:
         scores = {side: _score(texts, evaluator, journal) for side, texts in sides.items()}
     changes = {f"against the {side}": compare(scores["output"], scores[side]) for side in ("truth", "input")}
     summaries = {side: summarise(found) for side, found in scores.items()}
@@ -99,7 +99,7 @@ def evaluate_judge(args: Namespace) -> None:
     judge = Endpoint(args.endpoint, args.judge) if args.endpoint else LocalJudge(args.judge, device)
     out = _out(args, f"{_name(args.source)}-judge-{_plain(Path(args.judge).name)}.json")
     rubrics = list(dict.fromkeys(args.rubrics or RUBRICS))
-    with Journal(out.with_suffix(".jsonl")) as journal:
+    with Journal(_journal(out)) as journal:
         texts = _texts(args, journal)
         with progress_bar("judging", len(texts) * len(rubrics)) as advance:
             scores = judge_texts(texts, judge, rubrics, journal, advance)
@@ -132,7 +132,7 @@ def evaluate_frontier(args: Namespace) -> None:
     model = load(args.source, args.device)
     source = unconditional(model, args.seed)
     grid = grid_of_settings(override_decode(model.recipe.decode, args.overrides), dict(args.sweeps or [_SWEEP]))
-    with Journal(out.with_suffix(".jsonl")) as journal:
+    with Journal(_journal(out)) as journal:
         with progress_bar("points", len(grid)) as advance:
             points = sweep(source, grid, args.count, evaluator, journal, advance)
         reference = summarise(_score(data, evaluator, journal)) if data else None
@@ -186,8 +186,9 @@ def _texts(args: Namespace, journal: Journal) -> list[str]:
 
 
 def _is_run(source: str) -> bool:
-    """A folder, or a word without a suffix, which can only be a bundled model."""
-    return Path(source).is_dir() or not Path(source).suffix
+    """A folder, or a word that can only be a bundled model."""
+    path = Path(source)
+    return path.is_dir() or not (path.suffix or path.is_file())
 
 
 def _name(source: str) -> str:
@@ -209,6 +210,11 @@ def _out(args: Namespace, default: str) -> Path:
         raise InsertlmError(f"--out {out}: expected a .json file")
     check_writable(out)
     return out
+
+
+def _journal(out: Path) -> Path:
+    """Beside the result, under a name that no file of texts has by chance."""
+    return out.with_suffix(".journal.jsonl")
 
 
 def _print_summaries(columns: Mapping[str, Summary]) -> None:

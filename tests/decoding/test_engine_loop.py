@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ class Script:
     stop: dict[tuple[int, int], float]
     threshold: float = 0.5
     most: int = 99
+    patience: int = 1
     row: Tensor = field(default_factory=lambda: torch.arange(0))
     length: int = 1
     seen: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -37,7 +39,7 @@ class Script:
 
     def write(self, step: Step) -> Tensor:
         self.length += 1
-        return step.place
+        return step.place.clamp(max=self.length - 1)
 
 
 def run(script: Script, count: int, max_steps: int) -> list[Trajectory]:
@@ -54,6 +56,14 @@ def test_rows_stop_at_the_threshold_and_leave() -> None:
     assert [t.complete for t in written] == [True, True, True, False]
     assert [[e.stop_probability for e in t.events] for t in written] == [[0.25], [0.25, 0.4375], [], [0.25] * 4]
     assert all(event.log_probability == -0.5 for t in written for event in t.events)
+
+
+@pytest.mark.parametrize("patience", [2, 3, 9])
+def test_texts_may_leave_later_without_a_trace(patience: int) -> None:
+    chances = {(0, 1): 0.5, (1, 2): 0.75, (2, 0): 1.0, (1, 1): 0.4375, (0, 2): 0.9, (2, 3): 0.6}
+    expected, script = run(Script(chances), 4, 6), Script(chances, patience=patience)
+    assert run(script, 4, 6) == expected
+    assert max(len(rows) for number, rows in script.seen if 0 < number < patience) == 3  # the first look is at once
 
 
 def test_the_last_allowed_insertion_is_judged_too() -> None:
@@ -81,6 +91,7 @@ class Several:
 
     row: Tensor = field(default_factory=lambda: torch.arange(1))
     done: bool = False
+    patience: int = 1
 
     def step(self, number: int) -> Step:
         one, three = torch.tensor([self.done]), torch.tensor([[7, 8, 9]])

@@ -15,6 +15,7 @@ LETTERS = string.printable
 
 def save(folder: Path, *, bos: str | None = "<s>", eos: str | None = "</s>", context: int = 64) -> Path:
     """Every letter is a token; unknown ones share another."""
+    pytest.importorskip("transformers")
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel

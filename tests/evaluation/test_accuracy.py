@@ -14,8 +14,10 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.evaluation.accuracy import accuracy, generate
 from insertlm.families.base import Family
-from insertlm.tasks.base import Examples
+from insertlm.tasks.base import Example, Examples, Task
+from insertlm.tasks.star import PRESETS, Star
 
+EXACT = Star(**PRESETS["star-easy"])
 texts = st.lists(st.integers(0, 3), max_size=6)
 targets = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
@@ -42,32 +44,48 @@ def examples_of(rows: Sequence[Sequence[int]]) -> Examples:
     ],
 )
 def test_one_text(written: list[int], sequence: float, token: float) -> None:
-    assert accuracy(examples_of([[1, 2, 3, 4]]), [written]) == {"sequence_accuracy": sequence, "token_accuracy": token}
+    assert accuracy(EXACT, examples_of([[1, 2, 3, 4]]), [written]) == {
+        "sequence_accuracy": sequence,
+        "token_accuracy": token,
+    }
 
 
 def test_every_example_counts_the_same_whatever_its_length() -> None:
-    scores = accuracy(examples_of([[1], [1, 2, 3, 4]]), [[1], [0, 0, 0, 0]])
+    scores = accuracy(EXACT, examples_of([[1], [1, 2, 3, 4]]), [[1], [0, 0, 0, 0]])
     assert scores == {"sequence_accuracy": 50, "token_accuracy": 50}
 
 
 def test_padding_of_a_short_target_is_not_part_of_it() -> None:
-    scores = accuracy(examples_of([[1], [1, 2, 3]]), [[1, 99, 99], [1, 2, 3]])
+    scores = accuracy(EXACT, examples_of([[1], [1, 2, 3]]), [[1, 99, 99], [1, 2, 3]])
     assert scores == {"sequence_accuracy": 50, "token_accuracy": 100}
 
 
 def test_as_many_texts_as_examples() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        accuracy(examples_of([[1], [2]]), [[1]])
+        accuracy(EXACT, examples_of([[1], [2]]), [[1]])
 
 
 @given(st.lists(st.tuples(targets, texts), min_size=1, max_size=8))
 def test_sequence_accuracy_counts_equal_texts_and_token_accuracy_is_no_lower(
     pairs: list[tuple[list[int], list[int]]],
 ) -> None:
-    scores = accuracy(examples_of([target for target, _ in pairs]), [text for _, text in pairs])
+    scores = accuracy(EXACT, examples_of([target for target, _ in pairs]), [text for _, text in pairs])
     exact = sum(target == text for target, text in pairs)
     assert scores["sequence_accuracy"] == pytest.approx(100 * exact / len(pairs))
     assert -1e-9 <= scores["sequence_accuracy"] <= scores["token_accuracy"] + 1e-9 <= 100 + 2e-9
+
+
+class Lottery:
+    """Solves what is even; odd examples have a score of their own."""
+
+    def scores(self, example: Example, written: Sequence[int]) -> dict[str, float]:
+        odd = {"odd_accuracy": 0.25} if example.target[0] % 2 else {}
+        return {"sequence_accuracy": 1.0 - example.target[0] % 2, "token_accuracy": written[0] / 4, **odd}
+
+
+def test_a_score_that_only_some_examples_have_is_averaged_over_those() -> None:
+    scores = accuracy(cast(Task, Lottery()), examples_of([[1], [2], [3], [4]]), [[1], [1], [2], [4]])
+    assert scores == {"odd_accuracy": 25, "sequence_accuracy": 50, "token_accuracy": 50}
 
 
 class Parrot:

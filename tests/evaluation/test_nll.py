@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import string
 import sys
 import time
@@ -19,6 +20,8 @@ from insertlm.evaluation import evaluator as module
 from insertlm.evaluation.evaluator import Evaluator, TextScore
 from insertlm.evaluation.journal import Journal
 from insertlm.evaluation.nll import Summary, score_texts, summarise
+
+pytest.importorskip("transformers")
 
 LETTERS = string.printable  # the vocabulary of the tiny model, behind three special tokens
 Save = Callable[..., Path]
@@ -52,14 +55,14 @@ def same(score: TextScore | None, expected: TextScore) -> None:
 @pytest.mark.parametrize("cells", [1, 3000, 1 << 28])
 def test_scores_are_those_of_a_plain_loop(causal_model: Path, monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
     """Whatever shares a batch with a text, and longer than the context or not."""
-    monkeypatch.setattr(module, "_CELLS", cells)
+    monkeypatch.setattr(module, "_CELLS", {"cpu": cells})
     scores = score_texts(TEXTS, Evaluator(str(causal_model), CPU), Journal())
     for text, score in zip(TEXTS, scores, strict=True):
         same(score, plain_loop(causal_model, text))
 
 
 def test_a_batch_holds_as_many_texts_as_fit(causal_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CELLS", 100 * (len(LETTERS) + 3))
+    monkeypatch.setattr(module, "_CELLS", {"cpu": 100 * (len(LETTERS) + 3)})
     evaluator = Evaluator(str(causal_model), CPU)
     rows = [[5] * length for length in (24, 10, 200, 24, 0, 9, 24, 24)]
     assert list(evaluator._batches(rows)) == [[2], [0, 3, 6, 7], [1, 5]]
@@ -176,13 +179,40 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
+    """Said at once, not after the client's retries."""
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    def unknown(*_: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(module, "getproxies", dict)
+    start = time.monotonic()
     message = fails("nobody/no-such-model")
+    assert time.monotonic() - start < 5
     assert "hf download nobody/no-such-model; HF_TOKEN for gated ones" in message
+    assert module._hub_is_away()
+    monkeypatch.setattr(module, "getproxies", lambda: {"https": "proxy:3128"})
+    assert not module._hub_is_away()
+    monkeypatch.setattr(module, "getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    assert not module._hub_is_away()
 
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch, causal_model: Path) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert fails(str(causal_model)) == "evaluating texts needs transformers: pip install insertlm[text]"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("INSERTLM_EVALUATOR" not in os.environ, reason="INSERTLM_EVALUATOR: a folder or GGUF file")
+def test_a_real_evaluator() -> None:
+    """Padding, sorting and batching change nothing, and it prefers English to the same words in disorder."""
+    english = "Once upon a time, there was a little girl named Lily. She loved to play with her red ball in the park."
+    evaluator = Evaluator(os.environ["INSERTLM_EVALUATOR"], CPU)
+    texts = [english, " ".join(sorted(english.split())), "The dog ran."]
+    first, second, third = score_texts(texts, evaluator, Journal())
+    [alone] = score_texts([texts[2]], evaluator, Journal())
+    assert first and second and third and alone
+    assert first.nll < 2.5
+    assert second.nll > 4
+    assert third.nll == pytest.approx(alone.nll, abs=1e-3)

@@ -22,15 +22,16 @@ def test_scores_are_those_of_the_texts(tiny_ilm: Callable[..., ILM]) -> None:
     family, settings = tiny_ilm(words=6), DecodeConfig(max_steps=5, temperature=1.0)
     examples = task.examples("test", 7)
     seen: list[int] = []
-    scores = evaluate(family, examples, settings, 3, seen.append)
+    scores = evaluate(family, task, examples, settings, 3, seen.append)
     prompts = [Prompt(example.prefix, number) for number, example in enumerate(examples)]
     written = [trajectory.ids for trajectory in generate(family, prompts, settings, 7)]
     assert seen == [3, 6, 7]
     assert (scores.count, scores.tokens) == (7, sum(map(len, written)))
-    expected = accuracy(examples, written)
+    expected = accuracy(task, examples, written)
     assert scores.sequence_accuracy == expected["sequence_accuracy"]
     assert scores.token_accuracy == expected["token_accuracy"]
     assert scores.seconds > 0
+    assert list(scores.record()) == ["count", "sequence_accuracy", "token_accuracy", "tokens", "seconds"]
 
 
 def test_speed_is_tokens_over_time() -> None:

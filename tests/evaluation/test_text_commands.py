@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from insertlm import cli, commands, plots
 from insertlm.cli import main
 from insertlm.evaluation import evaluator as module
 from insertlm.evaluation import writing
@@ -84,9 +88,15 @@ def test_nll_prints_a_table_and_writes_json(output: Run, causal_model: Path) -> 
 def test_a_second_call_needs_no_evaluator(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     call = ["evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--out", "x.json"]
     first = output(*call)
-    assert len(Path("x.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+    assert len(Path("x.journal.jsonl").read_text(encoding="utf-8").splitlines()) == 4
     monkeypatch.setattr(module, "load_pretrained", None)
     assert output(*call) == first
+
+
+def test_a_result_named_like_the_texts_leaves_them_alone(output: Run) -> None:
+    before = Path("stories.jsonl").read_bytes()
+    output("evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--out", "stories.json")
+    assert Path("stories.jsonl").read_bytes() == before
 
 
 def test_an_evaluator_that_fails_keeps_what_was_done(output: Run, complaint: Run, place: Path) -> None:
@@ -141,11 +151,18 @@ def test_a_run_folder_may_have_the_name_of_a_command(complaint: Run) -> None:
     assert complaint("evaluate", "./nll").startswith("nll/recipe.yaml: is empty")
 
 
-def test_help_of_a_command_of_two_words(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("word", ["nll", "infilling", "judge", "frontier"])
+def test_help_of_a_command_of_two_words(capsys: pytest.CaptureFixture[str], word: str) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["evaluate", "nll", "--help"])
+        main(["evaluate", word, "--help"])
     assert left.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: insertlm evaluate nll ")
+    assert capsys.readouterr().out.startswith(f"usage: insertlm evaluate {word} ")
+
+
+def test_mistakes_in_files_are_answered_without_torch(place: Path) -> None:
+    code = "import sys; from insertlm.cli import main; main(['plot', 'judge', 'x']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- infilling
@@ -219,3 +236,60 @@ def test_frontier_writes_points_and_the_data(output: Run, stub: list[tuple[float
 def test_bad_sweeps(complaint: Run, stub: list[tuple[float, float, int]], arguments: list[str], message: str) -> None:
     assert message in complaint("evaluate", "frontier", "star-hard-mini", "--evaluator", "EVALUATOR", *arguments)
     assert not stub
+
+
+# --- The page
+
+PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (insertlm .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+def test_commands_on_the_page_are_understood(line: str) -> None:
+    plain, _ = cli._split_off_overrides(shlex.split(line, comments=True)[1:])
+    parsed, rest = cli._parse(plain)
+    assert not rest
+    assert hasattr(commands, parsed.function)
+
+
+# --- Pictures
+
+
+def write_record(path: str, label: str, *, evaluator: str = "E", **more: Any) -> str:
+    def point(temperature: float, top_p: float) -> dict[str, Any]:
+        summary = {"nll": 1 + temperature, "entropy": 2 + temperature * top_p}
+        return {"settings": {"temperature": temperature, "top_p": top_p}, "seconds_per_text": 0.5, "summary": summary}
+
+    points = [point(t, p) for t in (0.5, 1.0) for p in (0.9, 1.0)]
+    points.append({"settings": {"temperature": 0, "top_p": 1.0}, "seconds_per_text": 0.5, "summary": None})
+    rubrics = {"fluency": {"score": 4.0, "error": 0.1}, "coherence": {"score": None, "error": 0.0}}
+    record = {"label": label, "evaluator": evaluator, "judge": "J", "points": points, "rubrics": rubrics, **more}
+    Path(path).write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+def test_pictures_are_drawn_from_results(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write_record("a.json", "ILM"), write_record("b.json", "ILM", data={"nll": 2.0, "entropy": 3.0})]
+    for picture in ("frontier", "time", "judge"):
+        assert output("plot", picture, *files) == f"wrote {picture}.png\n"
+        assert Path(f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+    seen: list[Any] = []
+    monkeypatch.setattr(plots, "frontier_figure", lambda traces, data: seen.append((traces, data)))
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    output("plot", "frontier", *files)
+    [(traces, data)] = seen
+    assert data == (3.0, 2.0)
+    assert traces[0] == plots.Trace("ILM (a.json) (top_p 0.9), temperature", (2.45, 2.9), (1.5, 2.0), ("0.5", "1.0"))
+    assert len(traces) == 4
+
+
+def test_bad_results_for_pictures(complaint: Run) -> None:
+    write_record("a.json", "ILM")
+    write_record("b.json", "MDM", evaluator="F")
+    message = "b.json was measured by F, a.json by E; expected results of one evaluator"
+    assert complaint("plot", "frontier", "a.json", "b.json") == message
+    assert "none.json: cannot be read: No such file" in complaint("plot", "time", "none.json")
+    assert "real.txt: not JSON; expected a result of insertlm evaluate judge" in complaint("plot", "judge", "real.txt")
+    Path("c.json").write_text('{"nll": 1}', encoding="utf-8")
+    assert complaint("plot", "frontier", "c.json") == "c.json: expected a result of insertlm evaluate frontier"
+    write_record("d.json", "ILM", points=[])
+    assert "nothing to draw" in complaint("plot", "frontier", "d.json")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -221,13 +221,6 @@ def test_it_learns_to_count_and_to_stop() -> None:
         turns[parallel] = [1 + max(event.step for event in t.events) for t in written]
     assert turns[1] == list(range(1, longest + 1))
     assert turns[0][-1] < longest  # eight tokens in fewer than eight steps
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("fresh_compiler")

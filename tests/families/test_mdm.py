@@ -6,7 +6,7 @@ The reference takes one example at a time, in float64, with the whole table of p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -233,13 +233,6 @@ def test_dropout_is_for_training_and_changes_with_the_epoch() -> None:
 # --- Training
 
 
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def backwards(prefix: list[int]) -> list[int]:
     """Three words, or the last two of them."""
     return prefix[: 0 if prefix[0] < WORDS // 2 else None : -1]
@@ -264,7 +257,7 @@ def test_traced_losses_are_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for compiled in (False, True):
         step = reversing(1, layers=1, compiled=compiled)
-        batch = step._batch(0)
+        batch = step.source.batch(0)
         losses = step._losses(batch.example, batch.epoch, capacity_for(batch.visible) if compiled else None)
         found.append([losses.total.detach(), *torch.autograd.grad(losses.total, list(step.family.parameters()))])
     for a, b in zip(*found, strict=True):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from insertlm.errors import InsertlmError
 from insertlm.section import Section
-from insertlm.tasks.base import Example, Examples, Split, Task
-from insertlm.tasks.star import PRESETS, SPLITS, Star, edges_of, path_of, split_of
+from insertlm.tasks.base import SPLITS, Example, Examples, Split, Task
+from insertlm.tasks.star import PRESETS, Star, edges_of, path_of, split_of
 
 EASY, MEDIUM, HARD = (Star(**PRESETS[name]) for name in ("star-easy", "star-medium", "star-hard"))
 # 132 graphs in all: independent draws of a few hundred would share most of them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -113,7 +112,7 @@ def test_a_step_sees_the_examples_of_its_number() -> None:
         assert torch.equal(batch.example, example)
         assert torch.equal(batch.epoch, epoch)
         noise = Noise(step.order.seed, example, epoch)
-        assert batch.visible == int(step.family.visible(step.rows.select(example), noise).sum())
+        assert batch.visible == int(step.family.visible(step.source.rows(example), noise).sum())
 
 
 def test_steps_repeat_bit_for_bit_and_depend_on_the_seed() -> None:
@@ -170,13 +169,6 @@ def test_the_average_follows_the_weights() -> None:
 
 
 # --- Compiled
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def value_and_gradients(step: TrainStep, capacity: int | None) -> list[Tensor]:

@@ -34,6 +34,8 @@ _ROTARY_BASE = 10_000.0
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"layers": 12, "width": 768, "heads": 12, "hidden": 3072, "dropout": 0.1},
     "mini": {"layers": 12, "width": 128, "heads": 4, "hidden": 512, "dropout": 0.0},
+    "zebra": {"layers": 8, "width": 576, "heads": 8, "hidden": 3456, "dropout": 0.1},  # the paper's for zebra puzzles
+    "zebra-19m": {"layers": 8, "width": 384, "heads": 6, "hidden": 2304, "dropout": 0.1},
 }
 
 

@@ -47,22 +47,23 @@ class Canvas:
     @classmethod
     def start(cls, prompts: Sequence[Prompt], stop: int, bos: int, room: int, device: torch.device) -> Canvas:
         """`room`: the most insertions any row will see. The last column takes what is written nowhere."""
-        width = max(len(prompt.prefix) + 2 + len(prompt.start) for prompt in prompts) + room + 1
-        tokens = torch.zeros(len(prompts), width, dtype=torch.int64)
-        ranks, open_ = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
-        for b, prompt in enumerate(prompts):
-            row = [*prompt.prefix, stop, bos, *prompt.start]
-            p, n = len(prompt.prefix), len(row)
-            tokens[b, :n] = torch.tensor(row)
-            ranks[b, :n] = torch.tensor([*range(1, p + 1), 0, *range(p + 1, n)])
-            gaps = range(n - p - 1) if prompt.open is None else prompt.open
-            open_[b, [p + 1 + gap for gap in gaps]] = True
-        length = torch.tensor([len(prompt.prefix) + 2 + len(prompt.start) for prompt in prompts])
-        prefix = torch.tensor([len(prompt.prefix) for prompt in prompts])
-        seed = torch.tensor([prompt.seed for prompt in prompts])
-        counts = Counts(length.numpy().copy(), prefix.numpy().copy(), open_.sum(1).numpy())
-        parts = (tokens, ranks, open_, length, prefix, torch.arange(len(prompts)), seed)
-        return cls(counts, *(part.to(device) for part in parts))
+        prefix = np.array([len(prompt.prefix) for prompt in prompts])
+        length = prefix + 2 + np.array([len(prompt.start) for prompt in prompts])
+        columns = np.arange(length.max() + room + 1)
+        tokens = np.zeros((len(prompts), len(columns)), np.int64)
+        for cells, prompt, used in zip(tokens, prompts, length, strict=True):
+            cells[:used] = [*prompt.prefix, stop, bos, *prompt.start]
+        place = columns - prefix[:, None]  # 0 is the stop token
+        ranks = np.where(place < 0, columns + 1, np.where(place == 0, 0, columns)) * (columns < length[:, None])
+        open_ = (place > 0) & (columns < length[:, None])
+        for cells, prompt, first in zip(open_, prompts, prefix + 1, strict=True):
+            if prompt.open is not None:
+                cells[:] = False
+                cells[[first + gap for gap in prompt.open]] = True
+        seed = np.array([prompt.seed for prompt in prompts])
+        parts = (tokens, ranks, open_, length, prefix, np.arange(len(prompts)), seed)
+        counts = Counts(length, prefix, open_.sum(1))
+        return cls(counts, *(torch.tensor(part, device=device) for part in parts))
 
     def __len__(self) -> int:
         return len(self.length)

@@ -2,15 +2,17 @@
 
 Each turn asks the writer, a family's model at work on a batch, for one `Step` of all texts under way, ends those that
 are complete or full (both are asked before writing), and lets the writer carry out the step for the others. Finished
-texts leave.
+texts leave, at once or as soon as the loop looks.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +40,14 @@ class Step(NamedTuple):
 
 
 class Writer(Protocol):
-    """A model at work on a batch of texts: holds them, and what it has computed once for all steps."""
+    """A model at work on a batch of texts: holds them, and what it has computed once for all steps.
+
+    patience: how many steps may pass before the loop looks which texts have ended. Until then they stay, and a step has
+    place -1 for them: for writers to whom a few useless rows cost less than the host's waiting for the device.
+    """
+
+    @property
+    def patience(self) -> int: ...
 
     @property
     def row(self) -> Tensor:
@@ -62,9 +71,10 @@ def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: in
         length = len(prompt.prefix) + len(prompt.start) + specials
         if length > longest:
             raise InsertlmError(f"a prompt has {length} tokens, {specials} of them special; {longest} are allowed")
-        for token in (*prompt.prefix, *prompt.start):
-            if not 0 <= token < vocabulary:
-                raise InsertlmError(f"a prompt has the id {token}; the vocabulary has {vocabulary}")
+        for ids in (prompt.prefix, prompt.start):
+            if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
+                wrong = next(token for token in ids if not 0 <= token < vocabulary)
+                raise InsertlmError(f"a prompt has the id {wrong}; the vocabulary has {vocabulary}")
         for gap in prompt.open or ():
             if not 0 <= gap <= len(prompt.start):
                 raise InsertlmError(
@@ -79,44 +89,68 @@ def decode(begin: Callable[[], Writer], prompts: Sequence[Prompt], settings: Dec
         return []
     writer = begin()
     record = _Record()
+    alive = torch.ones_like(writer.row, dtype=torch.bool)
     for number in range(settings.max_steps + 1):
         step = writer.step(number)
-        ended = step.complete | step.full | (number == settings.max_steps)
-        if bool(ended.any()):
-            record.endings.append((writer.row[ended], step.stop_probability[ended], step.complete[ended]))
-            stay = (~ended).nonzero().squeeze(1)
+        last = number == settings.max_steps
+        ended = alive & (step.complete | step.full | last)
+        record.endings.append((ended, writer.row, step.stop_probability, step.complete))
+        alive = alive & ~ended
+        if last or number % writer.patience == 0:
+            stay = alive.nonzero().squeeze(1)  # the one place where the host waits for the device
             if not len(stay):
                 break
-            writer.select(stay)
-            step = Step(*(part.index_select(0, stay) for part in step))
+            if len(stay) < len(alive):
+                writer.select(stay)
+                alive, step = alive[stay], Step(*(part.index_select(0, stay) for part in step))
+        if writer.patience > 1:
+            step = step._replace(place=step.place.masked_fill(~alive[:, None], -1))
         rank = writer.write(step)
-        record.events.append((writer.row, step.stop_probability, rank, step.token, step.log_probability))
+        record.events.append((number, writer.row, step.stop_probability, rank, step.token, step.log_probability))
     return record.trajectories(prompts)
 
 
 class _Record:
-    """What happened, kept on the device and read once at the end: the loop must not wait for the host."""
+    """What happened, kept on the device and read once at the end: the loop must not wait for the host.
+
+    events: step, then row [B], stop probability [B], rank, token, log-probability [B, K]
+    endings: whether a text ended [B], then its row, stop probability and whether it is complete
+    """
 
     def __init__(self) -> None:
-        self.events: list[tuple[Tensor, ...]] = []
-        self.endings: list[tuple[Tensor, ...]] = []
+        self.events: list[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
+        self.endings: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def trajectories(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
-        events: list[list[Insertion]] = [[] for _ in prompts]
-        for number, columns in enumerate(self.events):
-            for row, stop, *written in zip(*(column.tolist() for column in columns), strict=True):
-                # Tokens of one step in reading order: inserted one after the other, each ends up at its rank.
-                for rank, token, score in sorted(zip(*written, strict=True)):
-                    if rank >= 0:
-                        events[row].append(Insertion(number, rank, token, score, _known(stop)))
-        endings = {
-            row: (_known(stop), complete)
-            for columns in self.endings
-            for row, stop, complete in zip(*(column.tolist() for column in columns), strict=True)
-        }
+        ended, *columns = (torch.cat(parts).cpu() for parts in zip(*self.endings, strict=True))
+        rows, stops, complete = (column[ended].tolist() for column in columns)
+        endings = dict(zip(rows, zip(map(_known, stops), complete, strict=True), strict=True))
+        events = self._insertions(len(prompts))
         return [
             Trajectory(prompt.prefix, prompt.start, events[row], *endings[row]) for row, prompt in enumerate(prompts)
         ]
+
+    def _insertions(self, count: int) -> list[list[Insertion]]:
+        """The events of each prompt by step, and in a step in reading order: inserted one after the other, each token
+        ends up at its rank."""
+        if not self.events:
+            return [[] for _ in range(count)]
+        steps, *columns = zip(*self.events, strict=True)
+        ranks = columns[2]
+        wide = (torch.cat([_flat(part, rank) for part, rank in zip(parts, ranks, strict=True)]) for parts in columns)
+        row, stop, rank, token, score = (column.cpu().numpy() for column in wide)
+        step = np.repeat(steps, [part.numel() for part in ranks])
+        real = np.flatnonzero(rank >= 0)
+        order = real[np.lexsort((rank[real], step[real], row[real]))]
+        lines = zip(*(column[order].tolist() for column in (step, rank, token, score, stop)), strict=True)
+        insertions = [Insertion(number, place, word, sure, _known(over)) for number, place, word, sure, over in lines]
+        bounds = np.searchsorted(row[order], np.arange(count + 1)).tolist()
+        return [insertions[first:last] for first, last in itertools.pairwise(bounds)]
+
+
+def _flat(part: Tensor, like: Tensor) -> Tensor:
+    """[B] or [B, K] to [B*K]; like: [B, K]"""
+    return (part[:, None].expand_as(like) if part.dim() == 1 else part).flatten()
 
 
 def _known(probability: float) -> float | None:

@@ -26,6 +26,8 @@ from insertlm.packing import Packing
 
 __all__ = ["InsertionWriter", "spread"]
 
+_PATIENCE = 4  # steps
+
 
 class InsertionWriter(ABC):
     """A model at work on one batch of canvases. With `prefix_lm` the prefix is computed here, once.
@@ -51,6 +53,10 @@ class InsertionWriter(ABC):
     @property
     def row(self) -> Tensor:
         return self.canvas.row
+
+    @property
+    def patience(self) -> int:
+        return 1 if self.graphs is None else _PATIENCE
 
     @property
     def full(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Exact match and token accuracy: the one metric for all families."""
+"""How good what a model writes is: one way to measure for all families, the task's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.families.base import Family
-from insertlm.tasks.base import Examples
+from insertlm.tasks.base import Examples, Task
 
 __all__ = ["accuracy", "generate"]
 
@@ -26,15 +26,10 @@ def generate(
         progress(first + len(batch))
 
 
-def accuracy(examples: Examples, written: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Shares in percent.
-
-    sequence: the written text is the target, token for token and in length
-    token: share of target positions that hold the right token, averaged over examples; a text that is too short misses
-    the rest, and one that is too long is no better for it
-    """
-    exact, hits = 0, 0.0
-    for (_, target), text in zip(examples, written, strict=True):
-        exact += list(text) == target
-        hits += sum(a == b for a, b in zip(target, text, strict=False)) / len(target)
-    return {"sequence_accuracy": 100 * exact / len(examples), "token_accuracy": 100 * hits / len(examples)}
+def accuracy(task: Task, examples: Examples, written: Sequence[Sequence[int]]) -> dict[str, float]:
+    """The task's scores of all texts, in percent: each the mean over the examples that have it."""
+    values: dict[str, list[float]] = {}
+    for example, text in zip(examples, written, strict=True):
+        for name, value in task.scores(example, text).items():
+            values.setdefault(name, []).append(value)
+    return {name: 100 * sum(values[name]) / len(values[name]) for name in sorted(values)}

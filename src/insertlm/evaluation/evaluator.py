@@ -9,7 +9,9 @@ tokens has n of them in its NLL, its first one too, in its entropy and in its le
 from __future__ import annotations
 
 import io
+import logging
 import math
+import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +30,8 @@ from insertlm.evaluation.journal import key_of
 
 __all__ = ["Evaluator", "TextScore", "find_model", "load_pretrained", "model_identity"]
 
-_CELLS = 1 << 28  # logits held at once, 1 GiB in float32
+# Logits held at once. A GPU wants large batches (1 GiB in float32); a CPU is as fast with small ones.
+_CELLS = {"cuda": 1 << 28, "cpu": 1 << 26}
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 
@@ -78,7 +83,7 @@ class Evaluator:
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """Numbers of texts of like lengths, as many as their logits fit into `_CELLS`."""
         model, _ = self._loaded
-        most = max(1, _CELLS // model.get_output_embeddings().weight.shape[0])
+        most = max(1, _CELLS[self.device.type] // model.get_output_embeddings().weight.shape[0])
         order = sorted((number for number, row in enumerate(rows) if row), key=lambda number: -len(rows[number]))
         while order:
             size = max(1, most // (1 + min(len(rows[order[0]]), self._room)))
@@ -141,14 +146,15 @@ def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: 
     """A causal model of transformers and its tokenizer. place: its folder or GGUF file (None: `name` is on the hub)."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_log
     except ImportError as error:
         raise InsertlmError("evaluating texts needs transformers: pip install insertlm[text]") from error
-    logging.set_verbosity_error()
+    transformers_log.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     folder = str(place or name)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"local_files_only": place is not None or _hub_is_away()}
     if place is not None and place.is_file():
-        folder, options = str(place.parent), {"gguf_file": place.name}
+        folder, options["gguf_file"] = str(place.parent), place.name
     try:
         # What is read from a disk needs no bars of its own; a download does.
         with redirect_stderr(io.StringIO()) if place else nullcontext():
@@ -159,6 +165,20 @@ def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: 
     except Exception as error:  # whatever transformers, the hub's client and five file formats raise
         raise InsertlmError(_why(name, place, error)) from error
     return model.eval().requires_grad_(False).to(device), tokenizer
+
+
+def _hub_is_away() -> bool:
+    """Whether its address has no meaning here. The hub's client would find out for itself, but asks for every file six
+    times before it looks into its cache."""
+    from huggingface_hub import constants
+
+    if getproxies():  # then it is for the proxy to know
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return True
+    return False
 
 
 def _why(name: str, place: Path | None, error: Exception) -> str:

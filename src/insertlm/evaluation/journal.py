@@ -29,12 +29,11 @@ class Journal:
     in memory. To be used in a `with`; nothing is written, or even created, before the first new record."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path, self._file, self._end = path, None, 0
+        self._path, self._end = path, 0  # the end: of the last whole line
+        self._file: IO[bytes] | None = None
         self._records: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
             self._read(path)
-
-    _file: IO[bytes] | None
 
     def __contains__(self, key: str) -> bool:
         return key in self._records

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -16,28 +16,40 @@ import insertlm
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.evaluation.accuracy import accuracy, generate
 from insertlm.families.base import Family
-from insertlm.tasks.base import Examples
+from insertlm.tasks.base import Examples, Task
 
 __all__ = ["Scores", "evaluate", "provenance"]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Accuracies in percent (see accuracy.py), the number of examples and of tokens written, and the time that took."""
+    """Accuracies in percent (see accuracy.py), the number of examples and of tokens written, and the time that took.
+
+    others: accuracies that not every task has
+    """
 
     count: int
     sequence_accuracy: float
     token_accuracy: float
     tokens: int
     seconds: float
+    others: dict[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
+    def record(self) -> dict[str, float]:
+        """All of it, flat."""
+        return {
+            **{part.name: getattr(self, part.name) for part in fields(self) if part.name != "others"},
+            **self.others,
+        }
+
 
 def evaluate(
     family: Family,
+    task: Task,
     examples: Examples,
     settings: DecodeConfig,
     batch_size: int,
@@ -48,8 +60,9 @@ def evaluate(
     start = time.perf_counter()
     written = [trajectory.ids for trajectory in generate(family, prompts, settings, batch_size, progress)]
     seconds = time.perf_counter() - start
-    shares = accuracy(examples, written)
-    return Scores(len(examples), **shares, tokens=sum(map(len, written)), seconds=seconds)
+    shares = accuracy(task, examples, written)
+    exact, token = shares.pop("sequence_accuracy"), shares.pop("token_accuracy")
+    return Scores(len(examples), exact, token, sum(map(len, written)), seconds, shares)
 
 
 def provenance(device: torch.device) -> dict[str, str | None]:

@@ -160,6 +160,8 @@ class _Writing:
     hidden: [B, d] of the last token   words: [W+1] ids in play, the last is <eos>   vectors: [W+1, d] theirs
     """
 
+    patience = 1
+
     def __init__(self, family: ARM, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
         self.family, self.settings, self.longest = family, settings, longest
         device = family.device

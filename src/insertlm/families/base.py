@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.transformer import ModelConfig, Transformer
+from insertlm.backbone.transformer import Block, ModelConfig, Transformer
 from insertlm.decoding.constraints import check_rules
 from insertlm.decoding.engine import Writer, check, decode
 from insertlm.decoding.graphs import CachedBackbone
@@ -74,10 +74,12 @@ class Losses(NamedTuple):
 class Family(nn.Module, ABC):
     """A model with its way of corrupting, learning and writing.
 
-    framing: special tokens of a row   orders: the values of `decode.order` it knows, beside auto
-    several: whether it can write several tokens in one step   obedient: whether it keeps to what a prompt demands
+    layer: what the backbone is made of   framing: special tokens of a row
+    orders: the values of `decode.order` it knows, beside auto   several: whether a step may write several tokens
+    obedient: whether it keeps to what a prompt demands
     """
 
+    layer: ClassVar[type[Block]] = Block
     framing: ClassVar[int] = 2
     orders: ClassVar[tuple[str, ...]]
     several: ClassVar[bool] = False
@@ -87,7 +89,7 @@ class Family(nn.Module, ABC):
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.model, self.vocabulary, self.specials = model, tokenizer.size, tokenizer.specials
-        self.backbone = Transformer(model, tokenizer.size)
+        self.backbone = Transformer(model, tokenizer.size, self.layer)
         self._cached: CachedBackbone | None = None
         self.register_buffer("writable", torch.tensor(tokenizer.writable), persistent=False)
 

@@ -48,7 +48,7 @@ from torch import Tensor, nn
 
 from insertlm.backbone.adaln import AdaptiveBlock, AdaptiveNorm, TimeFeatures
 from insertlm.backbone.attention import FullAttention
-from insertlm.backbone.transformer import ModelConfig, Transformer
+from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.sampling import choose
 from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
@@ -149,6 +149,7 @@ def lay_out(
 
 
 class MDM(Family):
+    layer = AdaptiveBlock
     framing = 1
     orders = ("random", "certainty", "margin")
     several = True
@@ -160,7 +161,6 @@ class MDM(Family):
             raise InsertlmError("model.prefix_lm: expected false for an mdm: its prefix rows depend on the time")
         super().__init__(model, tokenizer)
         self.config = config
-        self.backbone = Transformer(model, tokenizer.size, AdaptiveBlock)
         self.time = TimeFeatures(model)
         self.norm = AdaptiveNorm(model)
         self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
@@ -262,6 +262,8 @@ class _Writing:
     leading: [B, block] bool, cells that begin headed gaps   headless: [B, words] bool, what these may not hold
     """
 
+    patience = 1
+
     def __init__(self, family: MDM, prompts: Sequence[Prompt], settings: DecodeConfig) -> None:
         self.family, self.settings = family, settings
         device, block = family.device, family.config.block
@@ -338,7 +340,7 @@ class _Writing:
         """What the model expects in cells: log-probabilities of `family.words`, [B, K] to [B, K, words]. time: [B]"""
         x = lay_out(self.given, self.given_length, self.tokens, counts=self.lengths)
         wanted = x.cells.gather(1, cell).flatten()
-        with torch.autocast("cuda", torch.bfloat16, enabled=wanted.is_cuda):
+        with self.family.backbone.autocast():
             hidden = self.family.hidden(x, time.clamp(min=_LEAST_TIME), wanted)
         logits = (hidden @ self.family.unembedding.weight[self.family.words].T).view(*cell.shape, -1)
         barred = self.barred[:, None] | (self.leading.gather(1, cell)[:, :, None] & self.headless[:, None])

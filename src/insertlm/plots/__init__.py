@@ -1,10 +1,27 @@
-"""Pictures: the order in which sequences were written, star graphs with the path through them, and training curves."""
+"""Pictures: how sequences were written, star graphs, training curves, and what evaluations of texts found."""
 
 from __future__ import annotations
 
 from insertlm.plots.figure import save
+from insertlm.plots.frontier import frontier_figure
 from insertlm.plots.graph import graph_figure
+from insertlm.plots.judging import Judged, judge_figure
+from insertlm.plots.timing import timing_figure
+from insertlm.plots.traces import Trace
 from insertlm.plots.training import Curve, training_figure
 from insertlm.plots.trajectory import Panel, comparison_figure, trajectory_figure
 
-__all__ = ["Curve", "Panel", "comparison_figure", "graph_figure", "save", "training_figure", "trajectory_figure"]
+__all__ = [
+    "Curve",
+    "Judged",
+    "Panel",
+    "Trace",
+    "comparison_figure",
+    "frontier_figure",
+    "graph_figure",
+    "judge_figure",
+    "save",
+    "timing_figure",
+    "training_figure",
+    "trajectory_figure",
+]

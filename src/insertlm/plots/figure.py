@@ -7,6 +7,9 @@ without pyplot: no display, no global state, no figures that stay open.
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["blank", "readable_on", "save", "sheet"]
+__all__ = ["LINE", "STYLES", "blank", "chart", "key", "readable_on", "save", "sheet", "styles_of"]
 
 FORMATS = (".png", ".svg", ".pdf")
 INK, FAINT, GREY = "#1f2430", "#8b93a1", "#eceef2"
 GOOD, BAD, BLUE, AMBER, TINT = "#17834f", "#c8372d", "#2f6fde", "#f5b335", "#dce8ff"
+# Colours that differ for every kind of colour vision (Okabe and Ito's), and marks for who sees or prints none.
+STYLES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#e69f00", "v"), ("#56b4e9", "P"))
+LINE: dict[str, Any] = {"linewidth": 1.3, "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6}
+WIDTH, HEIGHT = 6.4, 3.4  # inches of a chart, without the key
+ENTRY, LETTER = 0.2, 0.085  # inches for a line of the key and for a letter in it
 
 
 def blank(width: float, height: float, **options: Any) -> Figure:
@@ -40,6 +48,40 @@ def sheet(left: float, right: float, *, bottom: float, top: float) -> tuple[Figu
     axes = figure.add_axes((0, 0, 1, 1), xlim=(left, right), ylim=(bottom, top))
     axes.set_axis_off()
     return figure, axes
+
+
+def chart(labels: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """A figure of one axes, with room above it for a key of these labels."""
+    entry, columns = _key_columns(labels)
+    height = HEIGHT + ENTRY * math.ceil(len(labels) / columns)
+    figure = blank(max(WIDTH, entry), height, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(x_label, fontsize=9, color=INK)
+    axes.set_ylabel(y_label, fontsize=9, color=INK)
+    axes.tick_params(color=FAINT, labelcolor=INK, labelsize=8)
+    axes.grid(color=GREY)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(FAINT)
+    return figure, axes
+
+
+def key(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """What each colour of a chart means. handles: what was drawn, by label"""
+    _, columns = _key_columns(list(handles))
+    place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns}
+    figure.legend(handles.values(), handles.keys(), frameon=False, fontsize=9, labelcolor=INK, **place)
+
+
+def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a mark for every label."""
+    return dict(zip(labels, cycle(STYLES), strict=False))
+
+
+def _key_columns(labels: Sequence[str]) -> tuple[float, int]:
+    """The inches an entry needs, and how many entries fit into a line."""
+    entry = 0.7 + LETTER * max(map(len, labels))
+    return entry, min(len(labels), max(1, int(WIDTH / entry)))
 
 
 def readable_on(fill: str) -> str:

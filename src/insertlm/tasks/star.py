@@ -22,10 +22,10 @@ random stream, so a larger count extends a smaller one and any chunk can be made
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count as count_from
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from insertlm.errors import InsertlmError
 from insertlm.hashing import mix64
 from insertlm.section import Count, Index, Section
-from insertlm.tasks.base import Example, Examples, Split
+from insertlm.tasks.base import SPLITS, TENTHS, Example, Examples, Split, exact_scores
 from insertlm.tokenizers import WordTokenizer
 
 __all__ = ["PRESETS", "Star", "edges_of", "path_of", "split_of"]
@@ -45,8 +45,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "star-hard": {"degree": 5, "min_nodes": 6, "max_nodes": 12, "min_plan": 5, "nodes": 56},
 }
 
-SPLITS: tuple[Split, ...] = get_args(Split)
-TENTHS: NDArray[np.int64] = np.array([0] * 8 + [1, 2])  # the split, by index, of each tenth of all graphs
 CHUNK = 1024  # candidates per random stream; another value gives other data
 PATIENCE = 100  # chunks without a single find before a split counts as empty
 
@@ -58,6 +56,8 @@ SEPARATORS = re.compile(r"->|[→>:|,;]|\bsource\b|\bgoal\b")
 
 class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
     """Find the path through a star graph."""
+
+    things: ClassVar[str] = "graphs"
 
     degree: Count  # paths through the junction
     min_nodes: Count  # nodes per path, junction included
@@ -114,6 +114,9 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
                 raise InsertlmError(f"the task is too small for three splits: no graph belongs to {split}")
         return _joined(parts, wanted)
 
+    def training_set(self) -> Examples:
+        return self.examples("train")
+
     def path(self, target: Sequence[int]) -> list[int]:
         """The nodes of a target's path from source to goal, in whichever order they are written."""
         path = path_of(target)
@@ -136,6 +139,9 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
         prefix = [known[word] for word in words]
         self._check_prefix(prefix)
         return prefix
+
+    def scores(self, example: Example, written: Sequence[int]) -> Mapping[str, float]:
+        return exact_scores(example, written)
 
     def _check_prefix(self, prefix: list[int]) -> None:
         if len(prefix) < 4 or len(prefix) % 2:

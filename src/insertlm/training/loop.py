@@ -22,8 +22,11 @@ from insertlm.config import Recipe, differences, load_recipe, to_yaml
 from insertlm.decoding.settings import Prompt
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import accuracy, generate
+from insertlm.evaluation.losses import mean_losses
 from insertlm.families.base import Family
 from insertlm.files import write_atomically
+from insertlm.tasks.base import Examples
+from insertlm.tasks.text import Text
 from insertlm.training import checkpoint
 from insertlm.training.metrics import MetricsLog, open_tracker
 from insertlm.training.order import Order
@@ -53,13 +56,18 @@ def _claim(run: Path, recipe: Recipe) -> None:
     """Make the folder this recipe's, unless it holds a checkpoint of another."""
     place = run / "recipe.yaml"
     if checkpoint.latest(run / "checkpoints") is not None:
-        if different := differences(recipe, load_recipe(place)):
+        different = differences(recipe, load_recipe(place))
+        if isinstance(recipe.task, Text) and not recipe.task.keeps(run):
+            different.append(f"{recipe.task.vocabulary} has changed since")
+        if different:
             raise InsertlmError(f"{run} holds a run of another recipe ({'; '.join(different)}); choose another --run")
         return
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InsertlmError(f"cannot make the run folder {run}: {error.strerror}") from error
+    if isinstance(recipe.task, Text):
+        recipe.task.keep(run)
     write_atomically(place, to_yaml(recipe).encode())
 
 
@@ -69,11 +77,11 @@ class _Run:
     def __init__(self, recipe: Recipe, run: Path, device: torch.device, console: Console) -> None:
         self.recipe, self.run, self.checkpoints = recipe, run, run / "checkpoints"
         self.family = build_family(recipe).to(device)
-        rows = self.family.rows(recipe.task.examples("train"))
-        order = Order(len(rows.target), recipe.train.batch_size, recipe.train.seed)
+        data = recipe.task.training_set()
+        order = Order(len(data), recipe.train.batch_size, recipe.train.seed)
         self.step = TrainStep(
             self.family,
-            rows,
+            self.family.rows(data) if isinstance(data, Examples) else data,
             order,
             optim=recipe.optim,
             steps=recipe.train.steps,
@@ -128,6 +136,8 @@ class _Run:
             )
         values["learning_rate"] = self.recipe.optim.rate(self.done - 1, self.recipe.train.steps)
         values["steps_per_second"] = count / (time.monotonic() - self.logged_at)
+        if (waited := self.step.source.waited()) is not None:
+            values["data_wait"] = waited
         self._report(values)
         self.progress.update(self.bar, completed=self.done, loss=values["loss"], speed=values["steps_per_second"])
         self.logged, self.logged_at = self.done, time.monotonic()
@@ -137,16 +147,26 @@ class _Run:
         self.tracker.log(self.done, values)
 
     def _validate(self) -> None:
-        """Greedy or not as the recipe says, with the averaged weights, on the validation split."""
+        """With the averaged weights, on the validation split: exact match where the prefix asks for something, the
+        losses of training where nothing does and no text is the right one."""
         examples = self.recipe.task.examples("validation")
-        prompts = [Prompt(example.prefix, seed) for seed, example in enumerate(examples)]
+        answers = self.recipe.task.longest_prefix > 0
         self.family.eval()
         with self.step.optimizer.replaced(self.step.ema.average):
-            written = [t.ids for t in generate(self.family, prompts, self.recipe.decode, _VALIDATION_BATCH)]
+            scores = self._accuracy(examples) if answers else self._losses(examples)
         self.family.train()
-        scores = accuracy(examples, written)
         self._report({f"validation_{name}": value for name, value in scores.items()})
-        self.progress.console.print(f"step {self.done}: validation {scores['sequence_accuracy']:.2f} % exact")
+        shown = f"{scores['sequence_accuracy']:.2f} % exact" if answers else f"loss {scores['loss']:.4f}"
+        self.progress.console.print(f"step {self.done}: validation {shown}")
+
+    def _accuracy(self, examples: Examples) -> dict[str, float]:
+        """Greedy or not as the recipe says."""
+        prompts = [Prompt(example.prefix, seed) for seed, example in enumerate(examples)]
+        written = [t.ids for t in generate(self.family, prompts, self.recipe.decode, _VALIDATION_BATCH)]
+        return accuracy(self.recipe.task, examples, written)
+
+    def _losses(self, examples: Examples) -> dict[str, float]:
+        return mean_losses(self.family, examples, self.recipe.train.batch_size, halved=self.step.halved)
 
     def _save(self) -> None:
         checkpoint.save(self.checkpoints, self.done, self.step.state(), self.recipe.train.keep)

@@ -8,28 +8,20 @@ than one row in fifty is spare, and the host never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from insertlm.backbone.fused import ROWS
 from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.tasks.base import Corpus
 from insertlm.training.optim import AdamW, Ema, OptimConfig
 from insertlm.training.order import Order
+from insertlm.training.rows import Batch, Resident, Streamed
 
-__all__ = ["Batch", "TrainStep", "capacity_for"]
+__all__ = ["TrainStep", "capacity_for"]
 
-_BLOCK = 64  # steps whose batches are drawn at once
 _EAGER_VISITS = 2  # steps run before a capacity's graph is captured: they let libraries and compilers set up
-
-
-class Batch(NamedTuple):
-    """One step's examples. example, epoch: [B] on the device; visible: packed rows after corruption."""
-
-    example: Tensor
-    epoch: Tensor
-    visible: int
 
 
 def capacity_for(visible: int) -> int:
@@ -39,12 +31,15 @@ def capacity_for(visible: int) -> int:
 
 
 class TrainStep:
-    """Holds the weights' optimiser and average, and carries out steps. Attributes are read by the loop for logging."""
+    """Holds the weights' optimiser and average, and carries out steps. Attributes are read by the loop for logging.
+
+    rows: all of them, which go to the device, or a corpus to read them from
+    """
 
     def __init__(
         self,
         family: Family,
-        rows: Rows,
+        rows: Rows | Corpus,
         order: Order,
         *,
         optim: OptimConfig,
@@ -61,14 +56,16 @@ class TrainStep:
         )
         self.optimizer = AdamW(family, optim, steps, halved)
         self.ema = Ema(self.optimizer.weights, optim.ema, optim.ema_every)
-        self.host_rows, self.rows = rows, rows.to(device)
+        self.source = (
+            Resident(family, rows, order, device) if isinstance(rows, Rows) else Streamed(family, rows, order, device)
+        )
         self.sums: dict[str, Tensor] = {}
-        self._block: tuple[int, list[Batch]] = (-1, [])
         self._losses = self._compile() if compiled else self._eager_losses
         self._graphs = _Graphs(self._optimise, order.batch_size, device) if device.type == "cuda" else None
 
     def __call__(self, step: int) -> Batch:
-        batch = self._batch(step)
+        batch = self.source.batch(step)
+        self.source.put(batch)
         self.optimizer.set_step(step)
         if self._graphs is None:
             self._optimise(batch.example, batch.epoch, None)
@@ -101,22 +98,10 @@ class TrainStep:
                 tensor.copy_(saved[part][name])
         self.optimizer.refresh()
 
-    def _batch(self, step: int) -> Batch:
-        """From a block of steps drawn together: one transfer to the device serves them all."""
-        number = step // _BLOCK
-        if self._block[0] != number:
-            examples, epochs = self.order.batches(number * _BLOCK, _BLOCK)
-            example, epoch = torch.from_numpy(examples), torch.from_numpy(epochs)
-            noise = Noise(self.order.seed, example.flatten(), epoch.flatten())
-            visible = self.family.visible(self.host_rows.select(noise.example), noise).view_as(example).sum(1)
-            parts = (example.to(self.device), epoch.to(self.device), visible.tolist())
-            self._block = (number, [Batch(*part) for part in zip(*parts, strict=True)])
-        return self._block[1][step % _BLOCK]
-
     def _eager_losses(self, example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
         noise = Noise(self.order.seed, example, epoch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
-            return self.family.losses(self.rows.select(example), noise, capacity)
+            return self.family.losses(self.source.rows(example), noise, capacity)
 
     def _compile(self) -> Callable[[Tensor, Tensor, int | None], Losses]:
         """Compiled once for every capacity: it enters, in blocks, as the size of an empty tensor, marked dynamic."""

@@ -1,0 +1,32 @@
+"""The losses of training on examples that are not trained on: the cheap measure for tasks without a right answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+
+from insertlm.families.base import Family, Noise
+from insertlm.tasks.base import Examples
+
+__all__ = ["mean_losses"]
+
+_SEED = 0x10557  # of the noise, the same for every model, so that runs and steps compare
+
+
+@torch.no_grad()
+def mean_losses(family: Family, examples: Examples, batch_size: int, *, halved: bool) -> dict[str, float]:
+    """Means of the family's losses, each example corrupted once, always in the same way. Batches count by their
+    examples. A family whose loss is a mean over tokens is so averaged batch by batch. halved: products in bfloat16"""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for first in range(0, len(examples), batch_size):
+        chosen = np.arange(first, min(first + batch_size, len(examples)))
+        number = torch.from_numpy(chosen)
+        rows = family.rows(examples.take(chosen)).to(family.device)
+        noise = Noise(_SEED, number.to(family.device), torch.zeros_like(number, device=family.device))
+        with torch.autocast(family.device.type, torch.bfloat16, enabled=halved):
+            losses = family.losses(rows, noise)
+        for name, value in {"loss": losses.total, **losses.parts}.items():
+            sums[name] += float(value) * len(chosen)
+    return {name: total / len(examples) for name, total in sums.items()}

@@ -1,0 +1,139 @@
+"""Text: documents of a corpus, written from nothing.
+
+    prefix   (empty)
+    target   the document's ids, at most `block` of them
+
+Documents are tokenised once, see corpus/store.py. Splits are files of their own; a split without any gets a share of
+the training files, by a hash of each text, so that no text is in two splits drawn from the same files.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from insertlm.corpus.detokenise import Detokeniser
+from insertlm.corpus.sources import Separator
+from insertlm.corpus.store import Longer, Options, Store, open_store
+from insertlm.errors import InsertlmError
+from insertlm.section import Count, Section, Share
+from insertlm.subwords import SubwordTokenizer, load_tokenizer
+from insertlm.tasks.base import Example, Examples, Split, exact_scores
+from insertlm.training.order import Order
+
+__all__ = ["Stored", "Text"]
+
+Sources = str | tuple[str, ...]
+
+_KEPT = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A split of a corpus, read as it is needed. width: columns of what it gives, whichever documents are asked for"""
+
+    store: Store
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def take(self, documents: NDArray[np.int64]) -> Examples:
+        target, length = self.store.padded(documents, self.width)
+        nothing = np.zeros((len(documents), 0), np.int32)
+        return Examples(nothing, np.zeros(len(documents), np.int32), target, length)
+
+
+class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
+    """Write documents like those of a corpus."""
+
+    things: ClassVar[str] = "documents"
+
+    train: Sources  # files (.txt, .jsonl, also with .gz, .xz, .zst) or hub:NAME:SPLIT, one or several
+    validation: Sources = ()  # the same; none: a share of the training files
+    test: Sources = ()
+    share: Share = 0.01  # of the training files' documents, for each split that has no files
+    vocabulary: str = msgspec.field(name="tokenizer")  # tokenizer.json, BERT's vocab.txt, their folder or a hub name
+    block: Count  # most tokens of a document
+    longer: Longer = "truncate"  # documents that have more: truncate, or skip
+    documents: Separator = "line"  # in .txt: a document a line, or what stands between blank lines
+    detokenise: Detokeniser = "none"  # lm1b: join its tokens to plain text
+    sample: Count = 1000  # documents of a split that a validation, or an evaluation, looks at
+
+    @property
+    def tokenizer(self) -> SubwordTokenizer:
+        return load_tokenizer(self.vocabulary)
+
+    @property
+    def longest_prefix(self) -> int:
+        return 0
+
+    @property
+    def longest_target(self) -> int:
+        return self.block
+
+    # A model and its vocabulary stay together: a run has a copy, which counts from then on.
+
+    def keep(self, folder: Path) -> None:
+        self.tokenizer.save(folder / _KEPT)
+
+    def keeps(self, folder: Path) -> bool:
+        """Whether the copy in `folder` is this tokenizer."""
+        return load_tokenizer(str(folder / _KEPT)).fingerprint == self.tokenizer.fingerprint
+
+    def kept(self, folder: Path) -> Text:
+        """This task with the copy in `folder`, if there is one."""
+        copy = folder / _KEPT
+        return msgspec.structs.replace(self, vocabulary=str(copy)) if copy.is_file() else self
+
+    def training_set(self) -> Stored:
+        return self.stored("train")
+
+    def stored(self, split: Split) -> Stored:
+        """All documents of a split."""
+        own: Sources = getattr(self, split)
+        if split != "train" and own:
+            shares: tuple[tuple[str, float], ...] = ((split, 1.0),)
+        else:
+            own = self.train
+            drawn = [other for other in ("validation", "test") if not getattr(self, other)]
+            shares = (("train", 1 - len(drawn) * self.share), *((other, self.share) for other in drawn))
+        options = Options(self.block, self.documents, self.detokenise, self.longer, shares)
+        store = _open((own,) if isinstance(own, str) else own, self.vocabulary, options)[split]
+        if not len(store):
+            raise InsertlmError(f"no document for the {split} split; expected more documents or a larger task.share")
+        return Stored(store, self.block)
+
+    def examples(self, split: Split, count: int | None = None, seed: int | None = None) -> Examples:
+        """The first documents of the split, or with a seed some of them in random order; no more than there are."""
+        stored = self.stored(split)
+        count = min(self.sample if count is None else count, len(stored))
+        chosen = np.arange(count) if seed is None else Order(len(stored), count, seed).batches(0, 1)[0][0]
+        return stored.take(chosen)
+
+    def render(self, example: Example) -> str:
+        return self.tokenizer.decode(example.target)
+
+    def scores(self, example: Example, written: Sequence[int]) -> Mapping[str, float]:
+        return exact_scores(example, written)
+
+    def parse_prompt(self, text: str) -> list[int]:
+        """A model of text has learnt to write from nothing, so there is no prompt but the empty one."""
+        if text:
+            raise InsertlmError('a text model writes from nothing; expected the empty prompt ""')
+        return []
+
+
+@lru_cache(maxsize=8)
+def _open(sources: Sequence[str], vocabulary: str, options: Options) -> dict[str, Store]:
+    if not sources:
+        raise InsertlmError("task.train: expected one or more files, or hub:NAME:SPLIT")
+    return open_store(sources, load_tokenizer(vocabulary), options, partial(print, file=sys.stderr))

@@ -1,0 +1,159 @@
+"""Where a step's rows come from.
+
+A small task lies on the device as a whole: a step selects its rows there, inside a captured graph. A corpus stays in
+its files: a thread reads the batches of the next few steps while the device computes, all of them move in one transfer,
+and each step copies its own into a buffer that never moves, which is what a captured graph reads. At most two
+stretches of steps are held at a time, and neither way has a say in which examples a step sees or how they are
+corrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from insertlm.families.base import Family, Noise, Rows
+from insertlm.tasks.base import Corpus
+from insertlm.training.order import Order
+
+__all__ = ["Batch", "Resident", "RowSource", "Streamed"]
+
+_STRETCH = 64  # steps whose batches are drawn at once
+_CELLS = 1 << 22  # of rows that are read ahead, at most, unless one step alone has more
+
+
+class Batch(NamedTuple):
+    """One step's examples. example, epoch: [B] on the device; visible: packed rows after corruption; cells: [B, W] the
+    rows as `Streamed` lays them out, on the device, or None where they are there already."""
+
+    example: Tensor
+    epoch: Tensor
+    visible: int
+    cells: Tensor | None = None
+
+
+class RowSource(ABC):
+    """Gives each step its batch, and inside a step its rows."""
+
+    def __init__(self, family: Family, order: Order, device: torch.device, stretch: int = _STRETCH) -> None:
+        self.family, self.order, self.device, self.stretch = family, order, device, stretch
+        self._drawn: tuple[int, list[Batch]] = (-1, [])
+
+    def batch(self, step: int) -> Batch:
+        number = step // self.stretch
+        if self._drawn[0] != number:
+            self._drawn = (number, self._draw(number))
+        return self._drawn[1][step % self.stretch]
+
+    @abstractmethod
+    def rows(self, example: Tensor) -> Rows:
+        """The rows of the step at work, in memory that stays where it is. example: [B] on the device"""
+
+    @abstractmethod
+    def put(self, batch: Batch) -> None:
+        """Make this batch the one at work."""
+
+    def waited(self) -> float | None:
+        """Seconds spent waiting for data since the last time; None if there was nothing to wait for."""
+        return None
+
+    @abstractmethod
+    def _draw(self, number: int) -> list[Batch]: ...
+
+    def _noise(self, number: int) -> tuple[NDArray[np.int64], Noise]:
+        """The examples of a stretch of steps, [steps * B], and their noise."""
+        examples, epochs = (part.flatten() for part in self.order.batches(number * self.stretch, self.stretch))
+        return examples, Noise(self.order.seed, torch.from_numpy(examples), torch.from_numpy(epochs))
+
+    def _batches(self, noise: Noise, visible: Tensor, cells: Tensor | None = None) -> list[Batch]:
+        """Cut into steps. noise: [steps * B]   visible: [steps * B]   cells: [steps * B, W]; all on the host"""
+        shape = (self.stretch, self.order.batch_size)
+        example, epoch = (part.view(shape).to(self.device) for part in (noise.example, noise.epoch))
+        counts: list[int] = visible.view(shape).sum(1).tolist()
+        if cells is None:
+            return [Batch(*part) for part in zip(example, epoch, counts, strict=True)]
+        moved = _moved(cells, self.device).view(*shape, -1)
+        return [Batch(*part) for part in zip(example, epoch, counts, moved, strict=True)]
+
+
+class Resident(RowSource):
+    """All rows on the device."""
+
+    def __init__(self, family: Family, rows: Rows, order: Order, device: torch.device) -> None:
+        super().__init__(family, order, device)
+        self._host, self._here = rows, rows.to(device)
+
+    def rows(self, example: Tensor) -> Rows:
+        return self._here.select(example)
+
+    def put(self, batch: Batch) -> None:
+        """Its examples say which rows are meant."""
+
+    def _draw(self, number: int) -> list[Batch]:
+        _, noise = self._noise(number)
+        return self._batches(noise, self.family.visible(self._host.select(noise.example), noise))
+
+
+class _Read(NamedTuple):
+    """A stretch of steps on the host: see `RowSource._batches`."""
+
+    noise: Noise
+    visible: Tensor
+    cells: Tensor
+
+
+class Streamed(RowSource):
+    """Rows of a corpus. A row is laid out as `given_length target_length given target`, [W] int32."""
+
+    def __init__(self, family: Family, corpus: Corpus, order: Order, device: torch.device) -> None:
+        like = family.rows(corpus.take(np.zeros(1, np.int64)))
+        self._given = like.given.shape[1]
+        width = 2 + self._given + like.target.shape[1]
+        super().__init__(family, order, device, max(1, min(_STRETCH, _CELLS // (order.batch_size * width))))
+        self._corpus = corpus
+        self._buffer = torch.zeros(order.batch_size, width, dtype=torch.int32, device=device)
+        self._reader = ThreadPoolExecutor(1, "rows")
+        self._ahead: tuple[int, Future[_Read]] | None = None
+        self._waited = 0.0
+
+    def rows(self, example: Tensor) -> Rows:
+        cells, end = self._buffer.long(), 2 + self._given
+        return Rows(cells[:, 2:end], cells[:, 0], cells[:, end:], cells[:, 1])
+
+    def put(self, batch: Batch) -> None:
+        assert batch.cells is not None
+        self._buffer.copy_(batch.cells)
+
+    def waited(self) -> float:
+        seconds, self._waited = self._waited, 0.0
+        return seconds
+
+    def _draw(self, number: int) -> list[Batch]:
+        started = time.monotonic()
+        ready = self._ahead if self._ahead and self._ahead[0] == number else self._start(number)
+        read = ready[1].result()
+        self._waited += time.monotonic() - started
+        self._ahead = self._start(number + 1)
+        return self._batches(*read)
+
+    def _start(self, number: int) -> tuple[int, Future[_Read]]:
+        return number, self._reader.submit(self._read, number)
+
+    def _read(self, number: int) -> _Read:
+        """Runs in the thread; the device is not touched, for it may be capturing a graph."""
+        examples, noise = self._noise(number)
+        rows = self.family.rows(self._corpus.take(examples))
+        parts = (rows.given_length[:, None], rows.target_length[:, None], rows.given, rows.target)
+        return _Read(noise, self.family.visible(rows, noise), torch.cat(parts, 1).int())
+
+
+def _moved(cells: Tensor, device: torch.device) -> Tensor:
+    """Pinned memory lets the transfer wait for its turn on the device while the host goes on."""
+    return cells.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else cells

@@ -1,0 +1,121 @@
+"""A step sees the same rows wherever they come from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from insertlm.backbone.transformer import ModelConfig
+from insertlm.config import FamilyConfig
+from insertlm.families.arm import ArmConfig
+from insertlm.families.base import Family
+from insertlm.families.ilm import IlmConfig
+from insertlm.families.it import ItConfig
+from insertlm.families.mdm import MdmConfig
+from insertlm.tasks.base import Corpus, Examples
+from insertlm.tasks.star import Star
+from insertlm.training import rows as module
+from insertlm.training.optim import OptimConfig
+from insertlm.training.order import Order
+from insertlm.training.rows import Streamed
+from insertlm.training.step import TrainStep
+
+CPU = torch.device("cpu")
+TASK = Star(degree=2, min_nodes=3, max_nodes=4, min_plan=2, nodes=10, train=40)
+EXAMPLES = TASK.examples("train")
+FAMILIES = [IlmConfig(), ArmConfig(), MdmConfig(block=TASK.longest_target), ItConfig()]
+
+
+class Watched:
+    """A corpus that counts what is read of it."""
+
+    def __init__(self, examples: Examples) -> None:
+        self.examples, self.read = examples, 0
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def take(self, documents: NDArray[np.int64]) -> Examples:
+        self.read += len(documents)
+        return self.examples.take(documents)
+
+
+def family_of(config: FamilyConfig) -> Family:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ModelConfig(layers=1, width=16, heads=2, hidden=32, dropout=0.1)
+        return config.build(model, TASK.tokenizer).train()
+
+
+def step_of(config: FamilyConfig, corpus: Corpus | None) -> TrainStep:
+    family = family_of(config)
+    data = family.rows(EXAMPLES) if corpus is None else corpus
+    return TrainStep(
+        family, data, Order(len(EXAMPLES), 8, 1), optim=OptimConfig(warmup=2), steps=200, device=CPU, compiled=False
+    )
+
+
+def weights(step: TrainStep) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in step.family.parameters()]
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: str(config.__struct_config__.tag))
+def test_streamed_rows_train_as_resident_ones(config: FamilyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, over the edges of stretches, and from the middle of one on."""
+    monkeypatch.setattr(module, "_CELLS", 3 * 8 * 28)
+    resident, streamed = step_of(config, None), step_of(config, Watched(EXAMPLES))
+    assert streamed.source.stretch < 6
+    for number in (0, 1, 2, 3, 4, 5, 70, 71, 2):
+        a, b = resident(number), streamed(number)
+        assert torch.equal(a.example, b.example)
+        assert a.visible == b.visible
+    assert all(torch.equal(a, b) for a, b in zip(weights(resident), weights(streamed), strict=True))
+
+
+def test_no_more_than_a_stretch_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CELLS", 2 * 8 * 50)
+    corpus = Watched(EXAMPLES)
+    step = step_of(IlmConfig(), corpus)
+    stretch = step.source.stretch
+    for number in range(20):
+        step(number)
+        assert corpus.read <= 1 + 8 * stretch * (number // stretch + 2)
+
+
+def test_a_batch_that_is_larger_than_the_bound_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CELLS", 1)
+    source = Streamed(family_of(IlmConfig()), Watched(EXAMPLES), Order(40, 8, 1), CPU)
+    assert source.stretch == 1
+    assert len(source.batch(3).example) == 8
+
+
+def test_the_buffer_stays_where_it_is() -> None:
+    """A captured graph reads it there."""
+    source = Streamed(family_of(IlmConfig()), Watched(EXAMPLES), Order(40, 8, 1), CPU)
+    before = source._buffer.data_ptr()
+    for number in (0, 1, 64):
+        source.put(source.batch(number))
+    assert source._buffer.data_ptr() == before
+
+
+def test_waiting_is_counted_since_the_last_time() -> None:
+    assert step_of(IlmConfig(), None).source.waited() is None
+    source = Streamed(family_of(IlmConfig()), Watched(EXAMPLES), Order(40, 8, 1), CPU)
+    source.batch(0)
+    waited = source.waited()
+    assert waited is not None
+    assert waited > 0
+    assert source.waited() == 0
+
+
+def test_a_corpus_that_fails_fails_the_step() -> None:
+    class Broken(Watched):
+        def take(self, documents: NDArray[np.int64]) -> Examples:
+            if len(documents) > 1:
+                raise OSError("gone")
+            return super().take(documents)
+
+    with pytest.raises(OSError, match="gone"):
+        step_of(IlmConfig(), Broken(EXAMPLES))(0)

@@ -1,0 +1,140 @@
+"""Training on a corpus, from the recipe to text: what is logged, and that a resumed run ends where another does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from insertlm.api import load
+from insertlm.cli import main
+from insertlm.config import Recipe, parse_recipe
+from insertlm.errors import InsertlmError
+from insertlm.evaluation.losses import mean_losses
+from insertlm.subwords import train_bpe
+from insertlm.training import checkpoint
+from insertlm.training import rows as module
+from insertlm.training.loop import build_family, train
+
+CPU = torch.device("cpu")
+STORIES = [f"The {animal} number {i} sat on the mat." for i in range(30) for animal in ("cat", "dog")]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": story}) + "\n" for story in STORIES))
+    train_bpe(STORIES, 290).save(tmp_path / "tokenizer.json")
+    return tmp_path
+
+
+def recipe_of(folder: Path, family: dict[str, Any] | None = None, **changes: Any) -> Recipe:
+    tree = {
+        "task": {
+            "name": "text",
+            "train": str(folder / "a.jsonl"),
+            "tokenizer": str(folder / "tokenizer.json"),
+            "block": 24,
+            "share": 0.2,
+        },
+        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "dropout": 0.1},
+        "family": family or {"name": "ilm"},
+        "optim": {"learning_rate": 3e-3, "warmup": 2},
+        "train": {"steps": 20, "batch_size": 4, "log_every": 5, "save_every": 6, "validate_every": 8, **changes},
+        "decode": {"max_steps": 5},
+    }
+    return parse_recipe(tree, "test")
+
+
+def logged(run: Path) -> list[dict[str, float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [
+        {key: value for key, value in line.items() if key not in ("steps_per_second", "data_wait")} for line in lines
+    ]
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+@pytest.mark.parametrize("family", [{"name": "ilm"}, {"name": "mdm", "block": 24}, {"name": "arm"}, {"name": "it"}])
+def test_every_family_learns_from_text(folder: Path, family: dict[str, Any]) -> None:
+    run = folder / "run"
+    train(recipe_of(folder, family), run, CPU, quiet())
+    lines = list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    assert all(line["data_wait"] >= 0 for line in lines if "loss" in line)
+    validations = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
+    assert list(validations) == [8, 16, 20]
+    assert validations[20] < validations[8]
+    assert not any("validation_sequence_accuracy" in line for line in lines)
+
+
+def test_a_resumed_run_ends_where_an_undisturbed_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another stretch of steps is read ahead."""
+    recipe, whole, parts = recipe_of(folder), folder / "whole", folder / "parts"
+    train(recipe, whole, CPU, quiet())
+    monkeypatch.setattr(module, "_CELLS", 5 * 4 * 28)
+    plain, calls = checkpoint.save, iter(range(9))
+
+    def save(*what: Any) -> Path:
+        place = plain(*what)
+        if next(calls) in (0, 1):
+            raise KeyboardInterrupt
+        return place
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, parts, CPU, quiet())
+    train(recipe, parts, CPU, quiet())
+    assert logged(whole) == logged(parts)
+    a, b = (checkpoint.load(run / "checkpoints" / "step-00000020").tensors for run in (whole, parts))
+    for part, tensors in a.items():
+        assert all(torch.equal(tensor, b[part][name]) for name, tensor in tensors.items())
+
+
+def test_a_run_keeps_its_vocabulary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folder / "run"
+    train(recipe_of(folder), run, CPU, quiet())
+    (folder / "tokenizer.json").unlink()
+    (folder / "a.jsonl").unlink()
+    model = load(run, "cpu")
+    assert model.recipe.task.tokenizer.size == 290
+    first, second = model.generate(["", ""], temperature=1.0)
+    assert model.decode(first.ids)
+    assert first.ids != second.ids
+    capsys.readouterr()
+    assert main(["generate", str(run), "--count", "2", "--device", "cpu"]) == 0
+    assert "solved" not in capsys.readouterr().out
+    assert main(["generate", str(run), "--prompt", "Once", "--device", "cpu"]) == 2
+    assert "a text model writes from nothing" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 2
+    assert "writes from nothing, so no text is the right one" in capsys.readouterr().err
+
+
+def test_another_vocabulary_is_another_run(folder: Path) -> None:
+    run = folder / "run"
+    train(recipe_of(folder), run, CPU, quiet())
+    train_bpe(STORIES, 280).save(folder / "tokenizer.json")
+    with pytest.raises(InsertlmError, match=r"holds a run of another recipe \(.*tokenizer\.json has changed since\)"):
+        train(recipe_of(folder), run, CPU, quiet())
+
+
+def test_the_loss_of_a_validation_is_the_same_every_time_and_hardly_depends_on_the_batch(folder: Path) -> None:
+    recipe = recipe_of(folder)
+    family = build_family(recipe).eval()
+    examples = recipe.task.examples("train", 12)
+    one, again, other = (mean_losses(family, examples, size, halved=False) for size in (4, 4, 5))
+    assert one == again
+    assert one.keys() == {"loss", "token_loss", "stop_loss"}
+    assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_a_corpus_without_a_document_ends_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.jsonl").write_text("{\n")
+    with pytest.raises(InsertlmError, match="no usable document: 1 lines hold no document"):
+        train(recipe_of(folder), folder / "run", CPU, quiet())

@@ -392,7 +392,7 @@ def test_a_model_of_graphs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infill", "a ___", "--device", "cpu"]) == 2
     assert (
         capsys.readouterr().err
-        == "insertlm: star-hard-mini: this is a model of star graphs; expected a model of text\n"
+        == "insertlm: star-hard-mini: this is a model of the task star; expected a model of text\n"
     )
 
 

@@ -21,9 +21,8 @@ from insertlm.evaluation.accuracy import generate
 from insertlm.families.base import Family
 from insertlm.files import reason
 from insertlm.infilling import Infilling, Lengths, Request, infill
-from insertlm.tasks.star import Star
 from insertlm.tasks.text import Text
-from insertlm.tokenizers import Tokenizer
+from insertlm.tokenizers import Tokenizer, WordTokenizer
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
 
@@ -96,9 +95,11 @@ class Model:
     @property
     def text_tokenizer(self) -> Tokenizer:
         """What a model of text reads and writes."""
-        if isinstance(self.recipe.task, Star):
-            raise InsertlmError(f"{self.folder.name}: this is a model of star graphs; expected a model of text")
-        return self.recipe.task.tokenizer
+        tokenizer: Tokenizer = self.recipe.task.tokenizer
+        if isinstance(tokenizer, WordTokenizer):
+            tag = self.recipe.task.__struct_config__.tag
+            raise InsertlmError(f"{self.folder.name}: this is a model of the task {tag}; expected a model of text")
+        return tokenizer
 
     def settings(self, **changes: Any) -> DecodeConfig:
         """The recipe's `decode` section with some keys changed."""

@@ -3,8 +3,10 @@
 - What was given comes back byte for byte: a filled text is put together from the user's own pieces and the fills, never
   from decoded ids of what was given.
 - A single space before a blank is not shown to the model, which then reads on from a word as in its training texts and
-  writes the space itself, mostly as part of a word. It is given back all the same: if a fill begins with a space, that
-  space is it and is no part of the fill. (A piece that is nothing but a space between two blanks is shown.)
+  writes the space itself: the first token of the fill must begin with a space and go on (or be a space, if the
+  vocabulary has no such; it may be anything if it has none with spaces, or if the family cannot be told). In the result
+  that space is the given one and no part of the fill. It is given back in any case, and a piece that is nothing but a
+  space between two blanks is shown.
 - With `anywhere` the model may insert outside of blanks too, wherever two tokens of the given text meet without sharing
   a character. The given text is then still there, in order, in `spans`.
 - A required word is written as its tokens, with a space before it, in one piece: it is in a fill letter for letter, if
@@ -96,11 +98,12 @@ def infill(
 
 def _tasks(family: Family, tokenizer: Tokenizer, requests: Sequence[Request], settings: DecodeConfig) -> list[_Task]:
     """Requests in ids; several samples of one share it."""
+    heads = _heads(tokenizer) if family.obedient else frozenset()
     tasks: dict[int, _Task] = {}
     for number, request in enumerate(requests, start=1):
         if id(request) not in tasks:
             try:
-                tasks[id(request)] = _Task.of(family, tokenizer, request, settings)
+                tasks[id(request)] = _Task.of(family, tokenizer, request, settings, heads)
             except InsertlmError as error:
                 where = f"text {number}: " if requests[0] is not requests[-1] else ""
                 raise InsertlmError(f"{where}{error}") from error
@@ -258,9 +261,12 @@ class _Task:
     bounds: Mapping[int, Bounds]
     banned: tuple[Run, ...]
     required: tuple[Run, ...]
+    heads: frozenset[int]
 
     @classmethod
-    def of(cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig) -> _Task:
+    def of(
+        cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig, heads: frozenset[int]
+    ) -> _Task:
         pieces = parse_blanks(request.text) if request.blanks is None else cut_out(request.text, request.blanks)
         if len(pieces) == 1 and not request.anywhere:
             raise InsertlmError("the text has no blank; expected ___ where something is missing (or anywhere)")
@@ -272,11 +278,13 @@ class _Task:
         _check_room(family, settings, given, bounds)
         if request.anywhere:
             given = _Given.of(pieces, tokenizer, anywhere=True)  # takes long for texts that have no room anyway
-        return cls(given, bounds, _banned(family, tokenizer, request), _required(family, tokenizer, request))
+        banned, required = _banned(family, tokenizer, request), _required(family, tokenizer, request)
+        return cls(given, bounds, banned, required, heads if given.spaces else frozenset())
 
     def prompt(self, seed: int) -> Prompt:
         given = self.given
-        return Prompt([], seed, given.ids, frozenset(given.places), self.bounds, self.banned, self.required)
+        heads = (given.spaces, self.heads) if self.heads else ()
+        return Prompt([], seed, given.ids, frozenset(given.places), self.bounds, self.banned, self.required, *heads)
 
 
 def _boundaries(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int, int]:
@@ -338,6 +346,12 @@ def _banned(family: Family, tokenizer: Tokenizer, request: Request) -> tuple[Run
         raise InsertlmError("banned: expected words, got an empty one")
     runs = (tuple(tokenizer.encode(form)) for word in request.banned for form in (word, f" {word}"))
     return tuple(run for run in dict.fromkeys(runs) if run and _can_write(family, run))
+
+
+def _heads(tokenizer: Tokenizer) -> frozenset[int]:
+    """What begins with a space."""
+    spaced = {token: text for token in tokenizer.writable if (text := tokenizer.decode([token])).startswith(" ")}
+    return frozenset(token for token, text in spaced.items() if text.strip()) or frozenset(spaced)
 
 
 def _can_write(family: Family, run: Run) -> bool:

@@ -41,7 +41,9 @@ def prompts(draw: st.DrawFn, shortest: int = 0) -> Prompt:
         least = draw(st.integers(0, 3))
         bounds[gap] = Bounds(least, draw(st.none() | st.integers(least, 5)))
     banned = tuple(draw(st.lists(runs, max_size=3)))
-    prompt = Prompt(prefix, draw(st.integers(0, 2**40)), start, gaps, bounds, banned)
+    headed = draw(st.frozensets(st.sampled_from(sorted(gaps))))
+    heads = draw(st.frozensets(words.filter(lambda word: (word,) not in banned), min_size=1))
+    prompt = Prompt(prefix, draw(st.integers(0, 2**40)), start, gaps, bounds, banned, (), headed, heads)
     room = max(room_of(prompt, gap) for gap in gaps)
     possible = runs.filter(lambda run: len(run) <= room and not any(within(other, run) for other in banned))
     return replace(prompt, required=tuple(draw(st.lists(possible, max_size=3)))) if room else prompt
@@ -99,6 +101,7 @@ def test_rules_are_kept(tiny_ilm: TinyIlm, batch: list[Prompt], config: DecodeCo
             assert not fill or gap in prompt.gaps
             most = prompt.bounds.get(gap, Bounds()).most
             assert most is None or len(fill) <= most
+            assert not fill or gap not in prompt.headed or fill[0] in prompt.heads
         line = [*prompt.start]
         for event in written.events:  # no insertion completes a banned run
             line.insert(event.rank, event.token)
@@ -128,7 +131,7 @@ def test_with_time_enough_what_is_owed_comes(tiny_ilm: TinyIlm, prompt: Prompt, 
     rooms = [room_of(prompt, gap) for gap in prompt.gaps]
     longest = max(map(len, prompt.required), default=1)
     fit = sum(room // longest for room in rooms) >= len(prompt.required)
-    prompt = replace(prompt, banned=(), required=prompt.required if fit else ())
+    prompt = replace(prompt, banned=(), headed=frozenset(), required=prompt.required if fit else ())
     [written] = tiny_ilm().decode([prompt], config)
     assert met(prompt, written)
     assert written.complete == (config is LAZY)
@@ -188,6 +191,13 @@ def test_what_would_complete_a_banned_run_is_barred() -> None:
     assert text.move(False, 9).never == {5}
 
 
+def test_heads_are_for_the_edge_of_their_gap() -> None:
+    text = RuledText(Prompt([], start=[1], headed=frozenset({1}), heads=frozenset({4})))
+    assert (text.move(False, 9).edges, text.move(False, 9).heads) == ([2], {4})
+    text.write(2, 4)
+    assert (text.move(False, 9).slots, text.move(False, 9).edges) == ([1, 2, 3], [2])
+
+
 # --- What cannot be demanded
 
 
@@ -200,6 +210,10 @@ def test_what_would_complete_a_banned_run_is_barred() -> None:
             "a gap must get at least 3 and at most 2 tokens; expected 0 <= least <= most",
         ),
         ({"bounds": {1: Bounds(7)}}, "the gaps of a prompt must get at least 7 tokens; there is room for 6"),
+        (
+            {"headed": frozenset({1}), "heads": frozenset({9})},
+            "headed gaps: expected open ones, and heads that can be written and are not banned",
+        ),
         ({"banned": ((),)}, "banned and required: expected ids that can be written, got []"),
         ({"required": ((1, 6),)}, "banned and required: expected ids that can be written, got [1, 6]"),
         ({"required": ((1, 2),), "banned": ((2,),)}, "the ids [2] are banned and required"),

@@ -186,12 +186,11 @@ def blanks(draw: st.DrawFn) -> Prompt:
     start = [cell for cell in cells if cell is not None]
     gap = [sum(cell is not None for cell in cells[:k]) for k, cell in enumerate(cells) if cell is None]
     bounds = {rank: Bounds(gap.count(rank), gap.count(rank)) for rank in gap}
-    prefix, seed, banned = (
-        draw(st.lists(words, max_size=4)),
-        draw(st.integers(0, 2**40)),
-        draw(st.sets(words, max_size=3)),
-    )
-    return Prompt(prefix, seed, start, frozenset(gap), bounds, tuple((word,) for word in banned))
+    prefix, seed = draw(st.lists(words, max_size=4)), draw(st.integers(0, 2**40))
+    heads, banned = draw(st.sets(words, min_size=1, max_size=2)), draw(st.sets(words, max_size=2))
+    headed = draw(st.frozensets(st.sampled_from(gap))) if gap and heads - banned else frozenset()
+    runs = tuple((word,) for word in banned)
+    return Prompt(prefix, seed, start, frozenset(gap), bounds, runs, (), headed, frozenset(heads))
 
 
 @given(st.lists(blanks(), min_size=1, max_size=4), configs)
@@ -207,6 +206,8 @@ def test_every_gap_gets_the_tokens_it_is_to_get(batch: list[Prompt], config: Dec
             rank: least for rank, (least, _) in prompt.bounds.items()
         }
         assert not any((event.token,) in prompt.banned for event in written.events)
+        for rank in prompt.headed:
+            assert written.ids[rank + sum(other < rank for other in ranks)] in prompt.heads
         assert all(event.token < WORDS for event in written.events)
         [alone] = mdm.decode([prompt], config)
         assert [event[:3] for event in alone.events] == [event[:3] for event in written.events]

@@ -2,6 +2,7 @@
 
 - A gap never gets more tokens than its most. A token belongs to the gap it was inserted into.
 - An insertion that would complete a banned run, with given tokens as its neighbours or not, is not in play.
+- The first token of a headed gap, as the text stands at any time, is one of the prompt's heads.
 - A text is not complete while a gap has less than its least or a required run is missing. If the model would stop, it
   must write: into gaps below their least first, whatever it likes there; then required runs.
 - A required run is written without a break, the longest that is missing first; of equals, and of places, the model
@@ -33,6 +34,7 @@ class Move(NamedTuple):
 
     complete: it may end   slots: cells behind which a token may go, none: there is no room or place
     words: the ids in play, None: all   never: ids that are not   barred: pairs of a slot and an id that are not
+    edges: slots where only `heads` are
     """
 
     complete: bool
@@ -40,13 +42,16 @@ class Move(NamedTuple):
     words: list[int] | None = None
     never: Collection[int] = ()
     barred: Sequence[tuple[int, int]] = ()
+    edges: Sequence[int] = ()
+    heads: Collection[int] = ()
 
 
 class RuledText:
     """One text and its rules. Cells are numbered as on the canvas.
 
     line, token: cells in reading order, <bos> first, and what they hold   given: all cells at the start
-    gap: of cells   sealed: cells inside of required runs   room, need: of gaps, what is left to their most and least
+    gap: of cells   edges: cells before headed gaps   sealed: cells inside of required runs
+    room, need: of gaps, what is left to their most and least
     missing: required runs   offered: by first id, the runs that may begin now   begun: the rest of one that has
     """
 
@@ -58,6 +63,7 @@ class RuledText:
         self.given = frozenset(self.line)
         self.gap = {cell: rank for rank, cell in enumerate(self.line)}
         self.sealed: set[int] = set()
+        self.edges, self.heads = {first + gap for gap in prompt.headed}, prompt.heads
         bounds = {gap: prompt.bounds.get(gap, Bounds()) for gap in sorted(prompt.gaps)}
         self.room = {gap: _ENDLESS if most is None else most for gap, (_, most) in bounds.items()}
         self.need = {gap: least for gap, (least, _) in bounds.items()}
@@ -99,7 +105,8 @@ class RuledText:
 
     def _move(self, slots: list[int], words: list[int] | None = None) -> Move:
         barred = [(slot, token) for slot in slots for token in self._completions(slot)]
-        return Move(False, slots, words, self.never, barred)
+        edges = [slot for slot in slots if slot in self.edges]
+        return Move(False, slots, words, self.never, barred, edges, self.heads)
 
     def _begin(self) -> Move:
         """The longest of the missing runs that fit somewhere, if any does."""
@@ -151,6 +158,9 @@ def check_rules(prompt: Prompt, writable: Collection[int], left: int) -> None:
             )
     if (owed := sum(least for least, _ in prompt.bounds.values())) > left:
         raise InsertlmError(f"the gaps of a prompt must get at least {owed} tokens; there is room for {left}")
+    heads = [head for head in prompt.heads if head in writable and (head,) not in prompt.banned]
+    if not prompt.headed <= prompt.gaps or (prompt.headed and not heads):
+        raise InsertlmError("headed gaps: expected open ones, and heads that can be written and are not banned")
     for run in (*prompt.banned, *prompt.required):
         if not run or any(token not in writable for token in run):
             raise InsertlmError(f"banned and required: expected ids that can be written, got {list(run)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ class Rules:
     def __init__(self, prompts: Sequence[Prompt], words: Sequence[int]) -> None:
         self.texts = [RuledText(prompt) for prompt in prompts]
         self.columns = {word: number for number, word in enumerate(words)}
+        self._shared: dict[int, Tensor] = {}
 
     def scope(self, canvas: Canvas, done: Tensor, left: NDArray[np.int64]) -> Scope:
         """done: [B] bool, which texts the model itself would end   left: [B], how many tokens the limits allow"""
@@ -67,7 +68,7 @@ class Rules:
 
     def _barred(self, moves: Sequence[Move], slots: Packing) -> Tensor | None:
         """What moves rule out, see Scope."""
-        if all(move.words is None and not move.never and not move.barred for move in moves):
+        if not any(move.words is not None or move.never or move.barred or move.edges for move in moves):
             return None
         out = np.zeros((len(moves), len(self.columns)), dtype=bool)
         for words, move in zip(out, moves, strict=True):
@@ -81,4 +82,15 @@ class Rules:
         if pairs:
             text, slot, word = torch.tensor(pairs, device=owner.device).T
             barred[slots.where[text, slot], word] = True
+        for b, move in enumerate(moves):
+            if move.edges:
+                barred[slots.where[b, move.edges]] |= ~self._in_play(move.heads).to(owner.device)
         return barred
+
+    def _in_play(self, words: Collection[int]) -> Tensor:
+        """[W] bool; texts share what they were given"""
+        if id(words) not in self._shared:
+            mask = torch.zeros(len(self.columns), dtype=torch.bool)
+            mask[[self.columns[word] for word in words if word in self.columns]] = True
+            self._shared[id(words)] = mask
+        return self._shared[id(words)]

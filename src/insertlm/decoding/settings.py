@@ -48,6 +48,7 @@ class Prompt:
 
     And what is asked of it, if anything, see constraints.py:
     bounds: of gaps, by rank   banned, required: runs of ids that must never, or must once, be written side by side
+    headed: gaps of which the first token must be one of `heads`
     """
 
     prefix: list[int]
@@ -57,10 +58,12 @@ class Prompt:
     bounds: Mapping[int, Bounds] = field(default_factory=dict)
     banned: tuple[tuple[int, ...], ...] = ()
     required: tuple[tuple[int, ...], ...] = ()
+    headed: frozenset[int] = frozenset()
+    heads: frozenset[int] = frozenset()
 
     @property
     def constrained(self) -> bool:
-        return bool(self.bounds or self.banned or self.required)
+        return bool(self.bounds or self.banned or self.required or self.headed)
 
     @property
     def gaps(self) -> frozenset[int]:

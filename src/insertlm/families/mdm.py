@@ -27,7 +27,8 @@ Decoding starts from a block of masks. `decode.order` says which come off next:
 Infilling: the block holds what is given, as many masks in every open gap as its bounds say (at least = at most, for a
 mask is one word and never <pad>), and pads behind the text. It starts at the time that its share of masks has in
 training, where tau-leaping sets out too: step k is at (1 − k/K) times that. (The published decoder sets out from t = 1,
-in a row without pads.) Banned words have no probability; there is no way to require one.
+in a row without pads.) Banned words have no probability, nor has what is no head where one must be; there is no way to
+require a word.
 No time is below the least of training. Temperature, top-k and top-p act on the choice of a token in its cell, not on
 that of cells. Temperature 1 samples the model, as published; at 0, the library's default, each cell gets its likeliest
 token.
@@ -36,7 +37,7 @@ token.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,7 @@ _TIME, _DROPOUT, _CELLS = 0, 1, 2
 _STEP, _TOKEN = 0, 1
 
 _LEAPING = ("auto", "random")  # orders by tau-leaping
+_HELD = ("given", "given_length", "row", "seed", "tokens", "steps", "time", "barred", "leading", "headless")  # by text
 
 
 class MdmConfig(Section, frozen=True, kw_only=True, tag="mdm", tag_field="name"):
@@ -257,6 +259,7 @@ class _Writing:
 
     tokens: [B, block], <mask> where nothing is written   steps: [B, block], when tau-leaping writes each cell
     time: [B], where it sets out   barred: [B, words] bool, what no cell may hold
+    leading: [B, block] bool, cells that begin headed gaps   headless: [B, words] bool, what these may not hold
     """
 
     patience = 1
@@ -273,6 +276,8 @@ class _Writing:
         self.tokens = torch.tensor([self._block(prompt) for prompt in prompts], device=device)
         self.time = (self.tokens == family.specials.mask).float().mean(1)
         self.barred = torch.stack([self._out_of_play(prompt) for prompt in prompts])
+        self.leading = torch.tensor([self._leading(prompt) for prompt in prompts], device=device)
+        self.headless = torch.stack([~self._among_words(prompt.heads) for prompt in prompts])
         cell = torch.arange(block, device=device)
         self.steps = randint(torch.tensor(settings.max_steps), _STEP, self.seed[:, None], cell)
 
@@ -289,12 +294,25 @@ class _Writing:
     def _out_of_play(self, prompt: Prompt) -> Tensor:
         """[words] bool"""
         specials = [self.family.specials.pad] * _infills(prompt)
-        ids = torch.tensor([*specials, *(run[0] for run in prompt.banned)], dtype=torch.int64)
-        return torch.isin(self.family.words, ids.to(self.family.device))
+        return self._among_words([*specials, *(run[0] for run in prompt.banned)])
+
+    def _among_words(self, ids: Collection[int]) -> Tensor:
+        """[words] bool"""
+        wanted = torch.tensor([*ids], dtype=torch.int64, device=self.family.device)
+        return torch.isin(self.family.words, wanted)
+
+    def _leading(self, prompt: Prompt) -> list[bool]:
+        """[block]"""
+        cells = [False] * (self.family.config.block + 1)  # behind the last token there may be no room for a gap
+        masks = 0
+        for gap in range(len(prompt.start) + 1):
+            cells[gap + masks] = gap in prompt.headed
+            masks += prompt.bounds.get(gap, Bounds()).least
+        return cells[:-1]
 
     def select(self, rows: Tensor) -> None:
         self.lengths = self.lengths[rows.cpu().numpy()]
-        for name in ("given", "given_length", "row", "seed", "tokens", "steps", "time", "barred"):
+        for name in _HELD:
             setattr(self, name, getattr(self, name).index_select(0, rows))
 
     def step(self, number: int) -> Step:
@@ -325,7 +343,8 @@ class _Writing:
         with self.family.backbone.autocast():
             hidden = self.family.hidden(x, time.clamp(min=_LEAST_TIME), wanted)
         logits = (hidden @ self.family.unembedding.weight[self.family.words].T).view(*cell.shape, -1)
-        return logits.masked_fill(self.barred[:, None], -torch.inf).log_softmax(-1)
+        barred = self.barred[:, None] | (self.leading.gather(1, cell)[:, :, None] & self.headless[:, None])
+        return logits.masked_fill(barred, -torch.inf).log_softmax(-1)
 
     def _leap(self, masked: Tensor) -> tuple[Tensor, Tensor]:
         """The cells of each text's next step, and what is expected there; cells: [B, K], -1 where a text has fewer."""

@@ -132,15 +132,24 @@ def test_the_model_writes_the_space_before_a_blank_itself(letters: Family, piece
     assert result.text == "".join(parts)
 
 
-def test_a_space_that_begins_a_fill_is_the_one_that_was_given(few: Family) -> None:
+def test_a_fill_behind_a_space_begins_with_it(few: Family) -> None:
     results = filled(few, Request("a ___ b", max_length=2), range(30))
-    begun = 0
     for result in results:
         ids = [token for token, event in zip(result.trajectory.ids, result.trajectory.order, strict=True) if event >= 0]
-        begun += Letters().decode(ids).startswith(" ")
+        assert re.match(" [^ ]", Letters().decode(ids))
         assert result.fills == [Letters().decode(ids).removeprefix(" ")]
         assert result.text == f"a {result.fills[0]} b"
-    assert 0 < begun < len(results)
+
+
+def test_a_vocabulary_without_words_begins_with_the_space_alone() -> None:
+    class Bytes(Letters):
+        alphabet = Letters().encode("ab ")
+
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+    for result in infill(build(IlmConfig(), Bytes), Bytes(), [Request("a ___ b", max_length=3)] * 10, FREE):
+        assert result.trajectory.ids[1] == ord(" ")
 
 
 def test_samples_depend_on_their_seed_alone(letters: Family) -> None:
@@ -209,6 +218,8 @@ def test_an_mdm_fills_in_as_many_tokens_as_it_is_told() -> None:
     mdm = build(MdmConfig(block=20))
     request = Request("a ___ b ___", min_length=[3, 2], max_length=[3, 2], banned=["dog"])
     for result in filled(mdm, request, range(3), position_top_k=1):
+        words = [Letters().decode([token]) for token in result.trajectory.ids]
+        assert words[1].startswith(" ") and words[6].startswith(" ")
         assert len(result.trajectory.events) == 5
         assert result.complete
     with pytest.raises(InsertlmError, match=r"^an mdm infills a known number of tokens; expected least = most"):
@@ -381,7 +392,7 @@ def test_a_model_of_graphs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infill", "a ___", "--device", "cpu"]) == 2
     assert (
         capsys.readouterr().err
-        == "insertlm: star-hard-mini: this is a model of star graphs; expected a model of text\n"
+        == "insertlm: star-hard-mini: this is a model of the task star; expected a model of text\n"
     )
 
 

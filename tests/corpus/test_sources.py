@@ -35,6 +35,13 @@ def test_a_line_is_a_document_however_it_is_packed(tmp_path: Path, suffix: str) 
     assert documents(path) == [Document(1, "one é".encode()), Document(4, b"two")]
 
 
+def test_packed_files_may_be_joined(tmp_path: Path) -> None:
+    for suffix, pack in PACKERS.items():
+        path = tmp_path / f"a.txt{suffix}"
+        path.write_bytes(pack(b"one\n") + pack(b"two\n" * 50_000))
+        assert len(documents(path)) == 50_001
+
+
 def test_blank_lines_may_separate_documents(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\n\none\nmore\n\n \ntwo\n")
@@ -110,6 +117,7 @@ def test_a_fingerprint_knows_name_content_and_time_but_not_the_folder(tmp_path: 
         ("a.txt.xz", b"not packed", "cannot be unpacked"),
         ("b.txt.xz", lzma.compress(b"many words\n" * 99)[:-20], "cannot be unpacked"),
         ("a.txt.zst", b"not packed", "cannot be unpacked"),
+        ("b.txt.zst", PACKERS[".zst"](b"many words\n" * 99)[:-5], "cannot be unpacked: it ends in the middle"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | None, line: str) -> None:

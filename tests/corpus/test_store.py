@@ -195,23 +195,33 @@ _SCRIPT = """
 import sys, time
 from insertlm.corpus import store
 from insertlm.subwords import SubwordTokenizer
-path, tokenizer, slow = sys.argv[1:]
+path, tokenizer, slow, processes = sys.argv[1:]
 store._CHUNK = 500
-store._processes = lambda: 1
+store._ALONE = 0
+store._processes = lambda: int(processes)
 plain = store.Encoder.__call__
 def call(self, *what):
     time.sleep(float(slow))
     print("chunk", flush=True)
     return plain(self, *what)
 store.Encoder.__call__ = call
-found = store.open_store([path], SubwordTokenizer.from_json(open(tokenizer).read()), store.Options(block=200))
-print(len(found["all"]))
+if processes != "1":
+    plain_result = store._ready
+    def ready(*what):
+        import multiprocessing
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        time.sleep(float(slow))
+        return plain_result(*what)
+    store._ready = ready
+if __name__ == "__main__":
+    found = store.open_store([path], SubwordTokenizer.from_json(open(tokenizer).read()), store.Options(block=200))
+    print(len(found["all"]))
 """
 
 
-def start(tmp_path: Path, slow: float) -> subprocess.Popen[str]:
+def start(tmp_path: Path, slow: float, processes: int = 1) -> subprocess.Popen[str]:
     TOKENIZER.save(tmp_path / "tokenizer.json")
-    arguments = [str(tmp_path / "a.jsonl"), str(tmp_path / "tokenizer.json"), str(slow)]
+    arguments = [str(tmp_path / "a.jsonl"), str(tmp_path / "tokenizer.json"), str(slow), str(processes)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", _SCRIPT, *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -237,3 +247,24 @@ def test_a_killed_process_leaves_nothing_in_the_way(tmp_path: Path, cache: Path)
     assert list(cache.glob(".*.writing"))
     assert read(open_store([path], TOKENIZER, Options(block=200))["all"]) == STORIES
     assert not list(cache.glob(".*.writing"))
+
+
+def test_the_processes_of_a_killed_one_end_too(tmp_path: Path) -> None:
+    written(tmp_path)
+    process = start(tmp_path, 9.0, processes=2)
+    assert process.stdout is not None
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert workers
+    process.kill()
+    process.wait()
+    patience = time.monotonic() + 20
+    while any(map(alive, workers)):
+        assert time.monotonic() < patience, "processes are left behind"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

@@ -16,10 +16,10 @@ import hashlib
 import io
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -199,8 +199,34 @@ def _zstandard(raw: BinaryIO) -> BinaryIO:
         import zstandard
     except ImportError as error:
         raise InsertlmError("a .zst file needs zstandard; install it with: pip install 'insertlm[text]'") from error
-    reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-    return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, reader)))
+    return cast(BinaryIO, io.BufferedReader(_Frames(raw, zstandard.ZstdDecompressor().decompressobj)))
+
+
+class _Frames(io.RawIOBase):
+    """Zstandard frames, one after the other. The library's own reader takes a file that was cut for one that ends."""
+
+    def __init__(self, raw: BinaryIO, frame: Callable[[], Any]) -> None:
+        self._raw, self._frame = raw, frame
+        self._open: Any = None
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            rest = self._open.unused_data if self._open and self._open.eof else b""
+            data = rest or self._raw.read(_SAMPLE)
+            if not data:
+                if self._open and not self._open.eof:
+                    raise EOFError("it ends in the middle of a frame")
+                return 0
+            if self._open is None or self._open.eof:
+                self._open = self._frame()
+            self._ready = self._open.decompress(data)
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
 
 
 # --- The hub

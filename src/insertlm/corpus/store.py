@@ -30,8 +30,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import msgspec
@@ -344,7 +345,16 @@ _here: list[Encoder] = []  # of a process of the pool
 
 def _start(tokenizer: str, options: Options) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # this process is one of many
+    Thread(target=_end_with_parent, daemon=True).start()
     _here.append(Encoder(SubwordTokenizer.from_json(tokenizer), options))
+
+
+def _end_with_parent() -> None:
+    """A pool does not end its processes when it is killed itself."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _encode(documents: Sequence[Document], kind: Kind) -> _Chunk:

@@ -52,9 +52,10 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Te
         q, k, v = kernels.rotate(qkv, cos, sin, positions)
         return q, k, v
     c, s = cos[positions][:, None, None], sin[positions][:, None, None]
-    a, b, rest = qkv[:, :2, :, :half], qkv[:, :2, :, half : 2 * half], qkv[:, :2, :, 2 * half :]
+    qk, v = torch.split(qkv, [2, 1], 1)
+    a, b, rest = torch.split(qk, [half, half, qkv.shape[-1] - 2 * half], -1)
     q, k = torch.cat([a * c - b * s, b * c + a * s, rest], -1).to(qkv.dtype).unbind(1)
-    return q, k, qkv[:, 2]
+    return q, k, v.squeeze(1)
 
 
 def _column_sums(x: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class _Linear(torch.autograd.Function):
             grad, sums = kernels.relu_backward(grad, out)
             return grad @ weight, grad.T @ x, sums.sum(0).to(grad.dtype), None
         if ctx.relu:
-            grad = torch.where(out > 0, grad, 0.0)
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
         return grad @ weight, grad.T @ x, _column_sums(grad).to(grad.dtype), None
 
 

@@ -1,7 +1,7 @@
 """`insertlm train | evaluate | generate | infill | data | solve | plot`.
 
-This file reads the command line; commands.py carries it out. Whatever a user can get wrong ends as one line on standard
-error and exit code 2.
+arguments.py knows what each command takes, this file finds out which is meant, and commands/ carries it out. Whatever a
+user can get wrong ends as one line on standard error and exit code 2.
 """
 
 from __future__ import annotations
@@ -12,35 +12,17 @@ import os
 import shlex
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 import insertlm
+from insertlm.arguments import OVERRIDES, parser
 from insertlm.errors import InsertlmError
-from insertlm.evaluation.rubrics import RUBRICS
 
 __all__ = ["main"]
 
 # OpenMP's threads spin while they wait; on a machine with other work that makes torch several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-# The sections of a recipe that `--section.key value` may change.
-_OVERRIDES = {
-    "train": ("task", "model", "family", "optim", "train", "decode"),
-    "evaluate": ("decode",),
-    "evaluate nll": ("decode",),
-    "evaluate infilling": (),
-    "evaluate judge": ("decode",),
-    "evaluate frontier": ("decode",),
-    "generate": ("decode",),
-    "infill": ("decode",),
-    "infill set": ("decode",),
-    "data": (),
-    "data infilling": (),
-    "solve": (),
-    "plot": ("decode",),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,16 +64,16 @@ def _run(arguments: list[str]) -> None:
 
 
 def _commands() -> list[str]:
-    return [name for name in _OVERRIDES if " " not in name]
+    return [name for name in OVERRIDES if " " not in name]
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """`evaluate nll FILE` is a command of two words; `evaluate RUN` is not."""
     words = " ".join(arguments[:2])
-    if len(arguments) < 2 or words not in _OVERRIDES:
-        return _parser().parse_known_args(arguments)
+    if len(arguments) < 2 or words not in OVERRIDES:
+        return parser().parse_known_args(arguments)
     try:
-        return _parser().parse_known_args([words, *arguments[2:]])
+        return parser().parse_known_args([words, *arguments[2:]])
     except InsertlmError as error:
         name = Path(arguments[1])
         if not (name / "recipe.yaml").is_file():
@@ -100,7 +82,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _refuse_unknown(command: str, rest: Sequence[str], overrides: Sequence[tuple[str, str]]) -> None:
-    sections = _OVERRIDES[command]
+    sections = OVERRIDES[command]
     if rest:
         section = rest[0].removeprefix("--").partition("=")[0]
         hint = f"expected --{section}.KEY VALUE" if section in sections else f"see insertlm {command} --help"
@@ -140,293 +122,3 @@ def _is_out_of_memory(error: Exception) -> bool:
     """torch has a class for it on GPUs only."""
     signs = ("can't allocate memory", "Storage size calculation overflowed")
     return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(sign in str(error) for sign in signs)
-
-
-# --- Arguments
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without argparse's usage."""
-        raise InsertlmError(message)
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            shown = text if len(text) < 40 else f"{text[:39]}…"
-            bound = f"at least {least}" if number < least else f"at most {most}"
-            raise argparse.ArgumentTypeError(f"expected a whole number of {bound}, got {shown!r}")
-        return number
-
-    return parse
-
-
-_count, _seed = _whole(1, 10**9), _whole(0, (1 << 62) - 1)
-
-
-def _one_of(*known: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {text!r}")
-        return text
-
-    return parse
-
-
-def _sweep(text: str) -> tuple[str, list[str]]:
-    key, _, values = text.partition("=")
-    if not key or not all(listed := values.split(",")):
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE,VALUE,… such as temperature=0.6,0.8,1, got {text!r}")
-    return key.removeprefix("decode."), listed
-
-
-_split, _over = _one_of("train", "validation", "test"), _one_of("minutes", "steps")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
-    parser.add_argument("--version", action="store_true", help="print the version")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (
-        _add_train,
-        _add_evaluate,
-        *_TEXT_EVALUATIONS,
-        _add_generate,
-        _add_infill,
-        _add_data,
-        _add_data_infilling,
-        _add_solve,
-        _add_plot,
-    ):
-        add(subparsers)
-    return parser
-
-
-def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: str = "") -> _Parser:
-    """A command, carried out by the function of commands.py that has its name or the one given."""
-    about = f"{summary[0].upper()}{summary[1:]}."
-    command: _Parser = subparsers.add_parser(name, help=summary, description=about, epilog=epilog, allow_abbrev=False)
-    command.set_defaults(function=function or name)
-    return command
-
-
-_MODEL_HELP = "run folder or bundled model (default: the bundled star-hard-mini)"
-
-
-def _add_model(command: _Parser) -> None:
-    command.add_argument("model", nargs="?", metavar="MODEL", help=_MODEL_HELP)
-
-
-def _add_device(command: _Parser) -> None:
-    command.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
-
-
-_DECODE_NOTE = "--decode.KEY VALUE changes how it decodes, e.g. --decode.temperature 0.8 --decode.position_top_k 0"
-
-
-def _add_train(subparsers: Any) -> None:
-    note = "--SECTION.KEY VALUE changes the recipe, e.g. --train.steps 200 --model.width 64. Run it again to resume."
-    command = _add(subparsers, "train", "train a model from a recipe", note)
-    command.add_argument("recipe", type=Path, metavar="RECIPE", help="such as recipes/star_hard/ilm.yaml")
-    command.add_argument("--run", type=Path, metavar="DIR", help="run folder (default: runs/FOLDER-NAME of the recipe)")
-    _add_device(command)
-
-
-def _add_evaluate(subparsers: Any) -> None:
-    note = f"{_DECODE_NOTE}. For texts: insertlm evaluate nll, infilling, judge or frontier"
-    command = _add(subparsers, "evaluate", "measure the accuracy of a model", note)
-    command.add_argument("model", metavar="RUN", help="run folder or bundled model")
-    command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
-    command.add_argument("--count", type=_count, metavar="N", help="examples (default: all of the split)")
-    command.add_argument("--batch-size", type=_count, default=500, metavar="N", help="sequences at once (default: 500)")
-    command.add_argument("--out", type=Path, metavar="FILE", help="JSON (default: RUN/evaluation-SPLIT.json)")
-    _add_device(command)
-
-
-def _add_results(command: _Parser, default: str) -> None:
-    command.add_argument("--label", metavar="NAME", help="in tables and pictures (default: name of the file or run)")
-    command.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"JSON (default: {default}); a journal lies beside it"
-    )
-    _add_device(command)
-
-
-def _add_texts(command: _Parser) -> None:
-    command.add_argument(
-        "source", metavar="FILE|RUN", help="texts, .txt or .jsonl (.xz, .gz), or a run that writes them"
-    )
-    command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
-    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all of a file; 100 from a run)")
-    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of a run's writing (default: 0)")
-
-
-def _add_evaluator(command: _Parser) -> None:
-    about = "Hugging Face name, folder or .gguf file of a causal model (default: meta-llama/Llama-3.2-3B, the paper's)"
-    command.add_argument("--evaluator", default="meta-llama/Llama-3.2-3B", metavar="MODEL", help=about)
-    command.add_argument(
-        "--bos", metavar="TOKEN", help="what every text is scored behind (default: the evaluator's BOS)"
-    )
-
-
-def _add_evaluate_nll(subparsers: Any) -> None:
-    note = f"Run it again to resume. For a run, {_DECODE_NOTE}"
-    summary = "measure NLL, entropy and length of texts under a language model"
-    command = _add(subparsers, "evaluate nll", summary, note, "evaluate_nll")
-    _add_texts(command)
-    _add_evaluator(command)
-    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with, measured in the same way")
-    _add_results(command, "NAME-nll-MODEL.json")
-
-
-def _add_evaluate_infilling(subparsers: Any) -> None:
-    summary = "measure filled-in texts against the truth and against the input"
-    command = _add(subparsers, "evaluate infilling", summary, "Run it again to resume.", "evaluate_infilling")
-    about = "JSONL of pieces, removed, text and output (.xz, .gz)"
-    command.add_argument("source", type=Path, metavar="FILE", help=about)
-    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
-    _add_evaluator(command)
-    _add_results(command, "NAME-infilling-MODEL.json")
-
-
-def _add_evaluate_judge(subparsers: Any) -> None:
-    note = f"Run it again to resume. A key for the endpoint: OPENAI_API_KEY. For a run, {_DECODE_NOTE}"
-    command = _add(subparsers, "evaluate judge", "let a language model judge texts", note, "evaluate_judge")
-    _add_texts(command)
-    default = "prometheus-eval/prometheus-7b-v2.0"
-    about = f"the judge: Hugging Face name, folder or .gguf file, or its name at the endpoint (default: {default})"
-    command.add_argument("--model", dest="judge", default=default, metavar="MODEL", help=about)
-    command.add_argument(
-        "--endpoint", metavar="URL", help="ask there, e.g. http://localhost:8000/v1, as one asks OpenAI"
-    )
-    about = f"{', '.join(RUBRICS)}; give it several times for several (default: all)"
-    command.add_argument(
-        "--rubric", dest="rubrics", action="append", type=_one_of(*RUBRICS), metavar="NAME", help=about
-    )
-    _add_results(command, "NAME-judge-MODEL.json")
-
-
-def _add_evaluate_frontier(subparsers: Any) -> None:
-    summary = "measure NLL against entropy over ways of decoding"
-    note = "Run it again to resume. --decode.KEY VALUE holds for all points."
-    command = _add(subparsers, "evaluate frontier", summary, note, "evaluate_frontier")
-    command.add_argument("source", metavar="RUN", help="run folder or bundled model that writes texts")
-    about = "values of a decode key, e.g. temperature=0.6,0.8,1 (the default); several of these: all combinations"
-    command.add_argument("--sweep", dest="sweeps", action="append", type=_sweep, metavar="KEY=V,V,…", help=about)
-    command.add_argument("--count", type=_count, default=100, metavar="N", help="texts a point (default: 100)")
-    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the writing (default: 0)")
-    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with: a point of their own")
-    _add_evaluator(command)
-    _add_results(command, "NAME-frontier-MODEL.json")
-
-
-_TEXT_EVALUATIONS = (_add_evaluate_nll, _add_evaluate_infilling, _add_evaluate_judge, _add_evaluate_frontier)
-
-
-def _add_generate(subparsers: Any) -> None:
-    command = _add(subparsers, "generate", "write sequences and show how they came about", _DECODE_NOTE)
-    _add_model(command)
-    command.add_argument("--prompt", metavar="TEXT", help='what to solve, e.g. "3>8 8>12 0>8 8>5 : 3 12"')
-    command.add_argument("--count", type=_count, metavar="N", help="without --prompt: fresh random graphs (default: 5)")
-    command.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of the graphs and of sampling (default: 0)"
-    )
-    command.add_argument("--show", action="store_true", help="show how every sequence was written, not only the first")
-    command.add_argument("--json", action="store_true", help="print one JSON object per sequence instead")
-    _add_device(command)
-
-
-def _add_infill(subparsers: Any) -> None:
-    note = f"A backslash before an underscore makes it a plain one. {_DECODE_NOTE}"
-    command = _add(subparsers, "infill", "fill in the blanks of a text", note)
-    command.add_argument("text", metavar="TEXT", help='such as "The conference, ___ was postponed."; - reads it')
-    command.add_argument("--samples", type=_count, default=1, metavar="N", help="texts to write (default: 1)")
-    command.add_argument("--anywhere", action="store_true", help="let the model insert outside of the blanks too")
-    command.add_argument("--ban", action="append", default=[], metavar="WORD", help="must not be written; repeatable")
-    command.add_argument("--require", action="append", default=[], metavar="WORD", help="must be written; repeatable")
-    command.add_argument("--show", action="store_true", help="show the order in which tokens came")
-    command.add_argument("--json", action="store_true", help="print one JSON object per text instead")
-    of_set = _add(subparsers, "infill set", "fill in the blanks of many texts", _DECODE_NOTE, "infill_set")
-    of_set.add_argument("set", type=Path, metavar="SET", help="JSONL file of `insertlm data infilling`")
-    of_set.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
-    of_set.add_argument(
-        "--true-lengths", action="store_true", help="as many tokens as were removed: what an mdm needs to know"
-    )
-    of_set.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSONL file to write")
-    for each in (command, of_set):
-        each.add_argument("--model", metavar="MODEL", help=_MODEL_HELP)
-        each.add_argument("--seed", type=_seed, default=0, metavar="N", help="of sampling (default: 0)")
-        each.add_argument("--min", type=_whole(0, 10**6), metavar="N", help="least tokens of a blank (default: 1)")
-        each.add_argument(
-            "--max", type=_whole(0, 10**6), metavar="N", help="most tokens of a blank (default: no limit)"
-        )
-        _add_device(each)
-
-
-def _add_data(subparsers: Any) -> None:
-    note = "insertlm data tokenizer FILES makes a vocabulary (byte-level BPE) from text files."
-    command = _add(subparsers, "data", "print examples of a task, or write them as JSONL", note)
-    command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard, zebra or tokenizer")
-    files = "tokenizer: .txt or .jsonl, also with .gz, .xz or .zst"
-    command.add_argument("files", nargs="*", default=[], metavar="FILE", help=files)
-    command.add_argument("--size", type=_count, default=8192, metavar="N", help="tokenizer: of it (default: 8192)")
-    command.add_argument("--count", type=_count, default=3, metavar="N", help="examples (default: 3)")
-    command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
-    command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
-    command.add_argument("--out", type=Path, metavar="FILE", help="write them as JSONL")
-
-
-def _add_solve(subparsers: Any) -> None:
-    note = "A clue reads like `left-of LHS c 2 2 RHS c 2 1 CLUE_END`; `insertlm data zebra` prints some."
-    command = _add(subparsers, "solve", "solve a zebra puzzle by deduction, or say what is wrong with it", note)
-    command.add_argument("file", type=Path, metavar="FILE", help="its clues; - reads them from standard input")
-
-
-def _add_data_infilling(subparsers: Any) -> None:
-    command = _add(subparsers, "data infilling", "take texts apart for infilling", function="data_infilling")
-    command.add_argument(
-        "kind",
-        type=_one_of("single", "several", "middle"),
-        metavar="KIND",
-        help="single, several: about 20 %% of the words, as one or several segments; middle: the middle sentence",
-    )
-    command.add_argument("file", type=Path, metavar="FILE", help="texts, .txt or .jsonl (.xz, .gz)")
-    command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
-    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all that can be taken apart)")
-    command.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of the choice of texts and segments (default: 0)"
-    )
-    command.add_argument("--out", type=Path, required=True, metavar="SET", help="JSONL file to write")
-
-
-def _add_plot(subparsers: Any) -> None:
-    plot = _add(subparsers, "plot", "draw pictures (.png, .svg or .pdf)")
-    pictures = plot.add_subparsers(dest="picture", metavar="PICTURE", title="pictures", required=True)
-    order = _add(pictures, "trajectory", "draw the order in which tokens came", _DECODE_NOTE, "plot_trajectory")
-    order.add_argument("models", nargs="*", metavar="MODEL", help=f"{_MODEL_HELP}; several: a panel each")
-    order.add_argument("--count", type=_count, default=10, metavar="N", help="sequences (default: 10)")
-    graph = _add(pictures, "graph", "draw a star graph with its path", _DECODE_NOTE, "plot_graph")
-    graph.add_argument("name", nargs="?", metavar="NAME", help="star-easy, star-medium or star-hard (default)")
-    graph.add_argument("--model", help="draw a graph of this model's task, with the path the model writes")
-    for picture in (order, graph):
-        picture.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the graphs (default: 0)")
-        _add_device(picture)
-    curves = _add(pictures, "training", "draw validation accuracy over training", function="plot_training")
-    curves.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder; a line each")
-    curves.add_argument(
-        "--over", type=_over, default="minutes", metavar="AXIS", help="minutes of training (default) or steps"
-    )
-    frontier = _add(pictures, "frontier", "draw NLL against entropy", function="plot_frontier")
-    timing = _add(pictures, "time", "draw NLL against the time of writing", function="plot_time")
-    judged = _add(pictures, "judge", "draw the scores of a judge", function="plot_judge")
-    for picture, source in ((frontier, "frontier"), (timing, "frontier"), (judged, "judge")):
-        about = f"JSON of insertlm evaluate {source}; a model each"
-        picture.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
-    drawn = {"trajectory": order, "graph": graph, "training": curves, "frontier": frontier, "time": timing}
-    for name, picture in {**drawn, "judge": judged}.items():
-        out = f"{name}.png"
-        picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")

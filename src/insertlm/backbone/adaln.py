@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import Attention
 from insertlm.backbone.transformer import Block, Condition, ModelConfig
 
 __all__ = ["AdaptiveBlock", "AdaptiveNorm", "TimeFeatures", "spread"]
@@ -60,18 +59,10 @@ class AdaptiveBlock(Block):
         self.hidden_norm = nn.LayerNorm(config.width, bias=False)
         self.modulation = _zero_linear(_features(config), 6 * config.width)
 
-    def forward(
-        self,
-        x: Tensor,
-        turn: tuple[Tensor, Tensor, Tensor],
-        attention: Attention,
-        keys: Tensor | None,
-        wanted: Tensor | None,
-        condition: Condition | None = None,
-    ) -> Tensor:
+    def heed(self, condition: Condition | None) -> Condition | None:
         assert condition is not None
         features, owner = condition
-        return super().forward(x, turn, attention, keys, wanted, (self.modulation(features), owner))
+        return self.modulation(features), owner
 
     def read(self, x: Tensor, site: int, condition: Condition | None) -> Tensor:
         return _modulate(super().read(x, site, condition), self._part(condition, 3 * site, 3 * site + 2))

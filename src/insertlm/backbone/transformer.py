@@ -88,6 +88,7 @@ class Block(nn.Module):
         condition: Condition | None = None,
     ) -> Tensor:
         """x: [T, width]; keys: [T] int32 for dropout, or None; wanted: the rows to return, None for all."""
+        condition = self.heed(condition)
         mixed = attention(self.layer, *self.project(x, turn, condition))
         if wanted is not None:
             x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
@@ -107,6 +108,10 @@ class Block(nn.Module):
         hidden = linear(self.read(x, 1, condition), self.up.weight, self.up.bias, relu=True)
         change = linear(hidden, self.down.weight, self.down.bias)
         return self.add(x, self._dropout(change, keys, 1), 1, condition)
+
+    def heed(self, condition: Condition | None) -> Condition | None:
+        """What this block makes of it, once for all that follows."""
+        return condition
 
     def read(self, x: Tensor, site: int, condition: Condition | None) -> Tensor:
         """What attention (site 0) and the feed-forward (site 1) read of the residual stream."""

@@ -11,18 +11,15 @@ process as it reads, the second, which costs more, by as many as there are.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
-import lzma
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from insertlm.corpus.unpacking import COMPRESSED, broken_errors, unpacked
 from insertlm.errors import InsertlmError
 from insertlm.files import reason
 
@@ -32,7 +29,6 @@ Separator = Literal["line", "blank"]
 Kind = Literal["txt", "jsonl"]
 
 _KINDS: dict[str, Kind] = {".txt": "txt", ".jsonl": "jsonl"}
-_COMPRESSED = (".gz", ".xz", ".zst")
 _SAMPLE = 1 << 16  # bytes of a file's start, middle and end that its fingerprint knows
 _HUB = "hub:"
 
@@ -118,7 +114,7 @@ class _File:
     does not count, so a corpus may move."""
 
     def __init__(self, path: Path, separator: Separator) -> None:
-        plain = path.with_suffix("") if path.suffix in _COMPRESSED else path
+        plain = path.with_suffix("") if path.suffix in COMPRESSED else path
         if plain.suffix not in _KINDS:
             raise InsertlmError(
                 f"{path}: cannot tell what it holds; expected .txt or .jsonl, with .gz, .xz or .zst or without, "
@@ -144,7 +140,7 @@ class _File:
         return digest.hexdigest()
 
     def documents(self) -> Iterator[tuple[Document, int]]:
-        with self._reading(), self.path.open("rb") as raw, _unpacked(raw, self.path.suffix) as file:
+        with self._reading(), self.path.open("rb") as raw, unpacked(raw, self.path.suffix) as file:
             lines = (Document(number, line.rstrip(b"\r\n")) for number, line in enumerate(file, start=1))
             for document in _paragraphs(lines) if self._blank else lines:
                 if document.data and not document.data.isspace():
@@ -158,18 +154,8 @@ class _File:
             raise InsertlmError(f"{self.path}: no such file; expected text to learn from") from error
         except OSError as error:
             raise InsertlmError(f"{self.path}: cannot be read: {reason(error)}") from error
-        except _broken_errors() as error:
+        except broken_errors() as error:
             raise InsertlmError(f"{self.path}: cannot be unpacked: {error}") from error
-
-
-def _broken_errors() -> tuple[type[Exception], ...]:
-    """What unpacking raises, beside OSError, when a file is cut or is none of its kind."""
-    errors = (EOFError, lzma.LZMAError, zlib.error)
-    try:
-        import zstandard
-    except ImportError:
-        return errors
-    return (*errors, zstandard.ZstdError)
 
 
 def _paragraphs(lines: Iterable[Document]) -> Iterator[Document]:
@@ -184,49 +170,6 @@ def _paragraphs(lines: Iterable[Document]) -> Iterator[Document]:
             parts = []
     if parts:
         yield Document(first, b"\n".join(parts))
-
-
-def _unpacked(raw: BinaryIO, suffix: str) -> BinaryIO:
-    if suffix == ".gz":
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    if suffix == ".xz":
-        return cast(BinaryIO, lzma.LZMAFile(raw))
-    return _zstandard(raw) if suffix == ".zst" else raw
-
-
-def _zstandard(raw: BinaryIO) -> BinaryIO:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise InsertlmError("a .zst file needs zstandard; install it with: pip install 'insertlm[text]'") from error
-    return cast(BinaryIO, io.BufferedReader(_Frames(raw, zstandard.ZstdDecompressor().decompressobj)))
-
-
-class _Frames(io.RawIOBase):
-    """Zstandard frames, one after the other. The library's own reader takes a file that was cut for one that ends."""
-
-    def __init__(self, raw: BinaryIO, frame: Callable[[], Any]) -> None:
-        self._raw, self._frame = raw, frame
-        self._open: Any = None
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            rest = self._open.unused_data if self._open and self._open.eof else b""
-            data = rest or self._raw.read(_SAMPLE)
-            if not data:
-                if self._open and not self._open.eof:
-                    raise EOFError("it ends in the middle of a frame")
-                return 0
-            if self._open is None or self._open.eof:
-                self._open = self._frame()
-            self._ready = self._open.decompress(data)
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
 
 
 # --- The hub

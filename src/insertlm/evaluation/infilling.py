@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from insertlm.corpus.texts import read_records
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.evaluator import TextScore
 from insertlm.evaluation.nll import mean_and_error
-from insertlm.evaluation.texts import read_records
 
 __all__ = ["Change", "Comparison", "Infilled", "compare", "read_infilled"]
 

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from insertlm.corpus.texts import read_records
 from insertlm.errors import InsertlmError
-from insertlm.evaluation.texts import read_records
 
 __all__ = ["KINDS", "Blanked", "make_set", "read_set"]
 

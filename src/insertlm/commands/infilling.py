@@ -1,7 +1,4 @@
-"""The commands that fill in blanks and make sets of them: `infill`, `infill set`, `data infilling`.
-
-Modules that import torch are imported where they are needed.
-"""
+"""The commands that fill in blanks and make sets of them: `infill`, `infill set`, `data infilling`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from insertlm.blanks import decode_text, parse_blanks
-from insertlm.evaluation.texts import read_texts
+from insertlm.corpus.texts import read_texts
 from insertlm.files import check_writable, write_atomically
 from insertlm.tasks.infilling import make_set, read_set
 

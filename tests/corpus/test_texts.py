@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from insertlm.corpus.texts import read_texts, stem
 from insertlm.errors import InsertlmError
-from insertlm.evaluation.texts import read_texts, stem
 
 TEXTS = ["Once upon a time,", "", "“Zwei”\x0b\x85\u2028drei"]
 AS_TXT = "\n".join([*TEXTS, ""]).encode()
@@ -46,16 +46,16 @@ def test_another_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.csv", b"x", "expected a file of texts, .txt or .jsonl, also .xz or .gz"),
+        ("a.csv", b"x", "expected a file of texts, .txt or .jsonl, also .xz, .gz or .zst"),
         ("a.txt", b"", "is empty; expected a text a line"),
         ("a.txt", b"good\n\xff\xfe\n", "line 2: not UTF-8"),
         ("a.jsonl", b'{"text": "x"}\nx\n', "line 2: expected a JSON object, got 'x'"),
         ("a.jsonl", b"[1]\n", r"line 1: expected a JSON object, got \[1\]"),
         ("a.jsonl", b'{"story": "x"}\n', "line 1: expected a text under 'text', got {'story'"),
         ("a.jsonl", b'{"text": 5}\n', "line 1: expected a text under 'text'"),
-        ("a.txt.xz", b"plain", "cannot be read"),
-        ("a.txt.xz", lzma.compress(b"x" * 999)[:-20], "cannot be read"),
-        ("a.txt.gz", gzip.compress(b"x" * 999)[:-9], "cannot be read"),
+        ("a.txt.xz", b"plain", "cannot be unpacked"),
+        ("a.txt.xz", lzma.compress(b"x" * 999)[:-20], "cannot be unpacked"),
+        ("a.txt.gz", gzip.compress(b"x" * 999)[:-9], "cannot be unpacked"),
     ],
 )
 def test_bad_files_in_one_line(tmp_path: Path, name: str, data: bytes, message: str) -> None:

@@ -1,24 +1,22 @@
-"""Texts to be measured, from files."""
+"""Texts to be measured or taken apart, from files. Unlike those of a corpus to learn from, all must be right: the first
+bad line is an error.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from insertlm.corpus.unpacking import COMPRESSED, broken_errors, unpacked
 from insertlm.errors import InsertlmError
 from insertlm.files import reason
 
 __all__ = ["read_records", "read_texts", "stem"]
 
-_OPENERS: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz": gzip.decompress}
-
 
 def read_texts(path: Path, field: str = "text", count: int | None = None) -> list[str]:
-    """One text a line (.txt), or one JSON object a line that has it under `field` (.jsonl); .xz and .gz of them too.
+    """One text a line (.txt), or one JSON object a line that has it under `field` (.jsonl); compressed ones too.
 
     A blank line of a .txt file is an empty text. count: only the first ones.
     """
@@ -51,22 +49,23 @@ def stem(path: Path) -> str:
 
 
 def _is_json(path: Path) -> bool:
-    kind = path.with_suffix("").suffix if path.suffix in _OPENERS else path.suffix
+    kind = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
     if kind not in (".txt", ".jsonl"):
-        raise InsertlmError(f"{path}: expected a file of texts, .txt or .jsonl, also .xz or .gz of these")
+        raise InsertlmError(f"{path}: expected a file of texts, .txt or .jsonl, also .xz, .gz or .zst of these")
     return kind == ".jsonl"
 
 
 def _lines(path: Path) -> list[str]:
     """Split at line ends alone: a text may hold any other character that Unicode calls a line break."""
     try:
-        data = path.read_bytes()
-        data = _OPENERS.get(path.suffix, bytes)(data)
+        with path.open("rb") as raw, unpacked(raw, path.suffix) as file:
+            data = file.read()
     except FileNotFoundError as error:
         raise InsertlmError(f"{path}: no such file; expected a file of texts, .txt or .jsonl") from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        raise InsertlmError(f"{path}: cannot be read: {why}") from error
+    except OSError as error:
+        raise InsertlmError(f"{path}: cannot be read: {reason(error)}") from error
+    except broken_errors() as error:
+        raise InsertlmError(f"{path}: cannot be unpacked: {error}") from error
     lines = []
     for number, line in enumerate(data.split(b"\n"), start=1):
         try:

@@ -1,6 +1,5 @@
-"""What the commands do, with their arguments as read by cli.py.
-
-Modules that import torch are imported where they are needed, so that `data` and mistakes are answered at once.
+"""The commands that train and run models on tasks: `train`, `evaluate RUN`, `generate`, `data`, `solve`, and the
+pictures of runs: `plot trajectory | graph | training`.
 """
 
 from __future__ import annotations
@@ -20,14 +19,11 @@ import msgspec
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.files import check_writable, reason, write_atomically
-from insertlm.infill_commands import data_infilling, infill, infill_set
 from insertlm.tasks.base import Example, Examples, Task
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star, edges_of
 from insertlm.tasks.zebra import PRESETS as ZEBRA_PRESETS
 from insertlm.tasks.zebra import Zebra
-from insertlm.text_commands import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
-from insertlm.text_plots import plot_frontier, plot_judge, plot_time
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -35,26 +31,7 @@ if TYPE_CHECKING:
     from insertlm.decoding.settings import DecodeConfig, Prompt
     from insertlm.evaluation.report import Scores
 
-__all__ = [
-    "data",
-    "data_infilling",
-    "evaluate",
-    "evaluate_frontier",
-    "evaluate_infilling",
-    "evaluate_judge",
-    "evaluate_nll",
-    "generate",
-    "infill",
-    "infill_set",
-    "plot_frontier",
-    "plot_graph",
-    "plot_judge",
-    "plot_time",
-    "plot_training",
-    "plot_trajectory",
-    "solve",
-    "train",
-]
+__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_training", "plot_trajectory", "solve", "train"]
 
 _LISTED = 10  # results of `generate` that get a line each
 _BATCH = 64  # sequences that `generate` and `plot` write at once

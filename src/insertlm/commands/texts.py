@@ -1,7 +1,6 @@
 """The commands that measure texts: `evaluate nll | infilling | judge | frontier`.
 
-Each keeps what it has done in a journal beside its JSON file and goes on from there when it is called again. Modules
-that import torch are imported where they are needed.
+Each keeps what it has done in a journal beside its JSON file and goes on from there when it is called again.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from insertlm.corpus.texts import read_texts, stem
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.journal import Journal
-from insertlm.evaluation.texts import read_texts, stem
 from insertlm.files import check_writable, write_atomically
 
 if TYPE_CHECKING:

@@ -1,0 +1,30 @@
+"""What the commands do, with their arguments as read by cli.py: a function each.
+
+Modules that import torch are imported where they are needed, so that `data` and mistakes are answered at once.
+"""
+
+from insertlm.commands.infilling import data_infilling, infill, infill_set
+from insertlm.commands.runs import data, evaluate, generate, plot_graph, plot_training, plot_trajectory, solve, train
+from insertlm.commands.text_plots import plot_frontier, plot_judge, plot_time
+from insertlm.commands.texts import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
+
+__all__ = [
+    "data",
+    "data_infilling",
+    "evaluate",
+    "evaluate_frontier",
+    "evaluate_infilling",
+    "evaluate_judge",
+    "evaluate_nll",
+    "generate",
+    "infill",
+    "infill_set",
+    "plot_frontier",
+    "plot_graph",
+    "plot_judge",
+    "plot_time",
+    "plot_training",
+    "plot_trajectory",
+    "solve",
+    "train",
+]

@@ -46,8 +46,8 @@ class InsertionWriter(ABC):
         self.rules = Rules(prompts, family.writable.tolist()) if ruled else None
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
         self.graphs: CachedBackbone | None = None
-        if self.cache is not None and family.device.type == "cuda":
-            self.graphs = family.cached_backbone(len(prompts), self.canvas.tokens.shape[1])
+        if self.cache is not None and CachedBackbone.takes(family.backbone):
+            self.graphs = family.cached_backbone(len(prompts), self.cache.longest)
             self.graphs.load(self.cache)
 
     @property

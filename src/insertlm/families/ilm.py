@@ -4,6 +4,8 @@ Design choices, the published ones unless said:
 - A row reads `<stop> prefix <bos> text`; no end token. (<stop> is stored behind the prefix but keeps position 0, so
   that prefix rows are contiguous and, with `prefix_lm`, can be computed once.)
 - Corruption: n uniform on {0 … L}, n of the L target tokens deleted, the survivors closed up. n = 0 teaches to stop.
+  (`stretch`, not the paper's: for that share of the examples n is uniform on {0 … S}, and all deleted tokens lie in one
+  stretch of S, which may run over the end to the beginning. So the model sees what infilling asks for.)
 - One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
   distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
   in decoding only <bos> and what follows it.
@@ -36,7 +38,7 @@ from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_logsumexp
 from insertlm.noise import hash32, randint
 from insertlm.packing import Packing
-from insertlm.section import NonNegative, Section
+from insertlm.section import Fraction, NonNegative, Section
 from insertlm.tasks.base import Examples
 from insertlm.tokenizers import Tokenizer
 
@@ -44,6 +46,7 @@ __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
 
 # Streams of noise: what a draw is for. Target positions follow from _PLACES on.
 _COUNT, _DROPOUT, _PLACES = 0, 1, 2
+_STRETCHED, _FIRST, _SIZE = -1, -2, -3
 _SLOT, _TOKEN = 0, 1
 _POLICIES: dict[str, policies.Policy] = {
     "mass": policies.mass,
@@ -56,6 +59,7 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
     """The `family` section of a recipe for an ILM."""
 
     stop_weight: NonNegative = 1.0
+    stretch: Fraction = 0.0  # of the examples, in which only one stretch is up for deletion
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ILM:
         return ILM(self, model, tokenizer)
@@ -87,26 +91,41 @@ class Corrupted:
     stop: Tensor
 
 
-def deletion_count(target_length: Tensor, noise: Noise) -> Tensor:
-    """n ~ U{0 … L}, [B]"""
-    return randint(target_length + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+def stretch_size(length: Tensor, noise: Noise, stretch: float) -> Tensor:
+    """How many tokens are up for deletion: all, or for a share of the examples any number of them. [B]"""
+    if not stretch:
+        return length
+    whole = hash32(noise.seed, noise.example, noise.epoch, _STRETCHED) >= int(stretch * 2**32)
+    some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
+    return torch.where(whole, length, torch.minimum(some, length))
 
 
-def deletions(rows: Rows, noise: Noise) -> Tensor:
-    """Which target tokens go: n of them, every subset of that size equally likely. [B, L] bool"""
-    count = deletion_count(rows.target_length, noise)
+def deletion_count(length: Tensor, noise: Noise, stretch: float = 0.0) -> Tensor:
+    """n ~ U{0 … L}, or within a stretch. length: [B], of the targets. Returns [B]"""
+    return randint(stretch_size(length, noise, stretch) + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+
+
+def deletions(rows: Rows, noise: Noise, stretch: float = 0.0) -> Tensor:
+    """Which target tokens go: n of those that may, every subset of that size equally likely. [B, L] bool"""
+    length = rows.target_length[:, None]
+    count = deletion_count(rows.target_length, noise, stretch)
     column = torch.arange(rows.target.shape[1], device=rows.target.device)
     draw = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _PLACES + column)
-    draw = torch.where(column < rows.target_length[:, None], draw, 1 << 32)  # padding goes last
+    may_go = column < length
+    if stretch:
+        first = randint(length, noise.seed, noise.example[:, None], noise.epoch[:, None], _FIRST)
+        offset = (column - first) % length.clamp(min=1)
+        may_go = may_go & (offset < stretch_size(rows.target_length, noise, stretch)[:, None])
+    draw = torch.where(may_go, draw, 1 << 32)  # the others go last
     order = draw.argsort(dim=1, stable=True)
     return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count[:, None])
 
 
-def corrupt(rows: Rows, noise: Noise, capacity: int | None = None) -> Corrupted:
+def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, stretch: float = 0.0) -> Corrupted:
     """Delete, close up and pack."""
     width = rows.given.shape[1]
     columns = torch.arange(width + rows.target.shape[1], device=rows.given.device)
-    deleted = deletions(rows, noise)
+    deleted = deletions(rows, noise, stretch)
     here = columns[:width] < rows.given_length[:, None]
     there = columns[: rows.target.shape[1]] < rows.target_length[:, None]
     packing = Packing(torch.cat([here, there & ~deleted], 1), capacity)
@@ -161,11 +180,12 @@ class ILM(Family):
         return Rows.of(examples, self.specials.stop, self.specials.bos)
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
-        return rows.given_length + rows.target_length - deletion_count(rows.target_length, noise)
+        count = deletion_count(rows.target_length, noise, self.config.stretch)
+        return rows.given_length + rows.target_length - count
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
         """The token insertion loss and the stop loss, each a plain mean over examples."""
-        x = corrupt(rows, noise, capacity)
+        x = corrupt(rows, noise, capacity, self.config.stretch)
         keys = x.dropout if self.training else None
         attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)

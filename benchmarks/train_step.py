@@ -17,6 +17,7 @@ import torch
 from common import STORIES, model_arguments, recipe_of, report
 
 from insertlm.api import choose_device
+from insertlm.families.base import Family
 from insertlm.tasks.base import Examples
 from insertlm.tokenizers import WordTokenizer
 from insertlm.training.loop import build_family
@@ -39,11 +40,13 @@ def main() -> None:
     steps = arguments.warmup + repetitions * arguments.steps
     recipe = recipe_of(arguments, train={"steps": steps, "batch_size": arguments.batch_size})
     if arguments.task == STORIES:
-        family, examples = recipe.family.build(recipe.model, WordTokenizer(tuple(map(str, range(WORDS))))), stories()
+        words = WordTokenizer(tuple(map(str, range(WORDS))))
+        family: Family = recipe.family.build(recipe.model, words)
+        rows = family.rows(stories())
     else:
-        family, examples = build_family(recipe), recipe.task.examples("train", 20_000)
-    family = family.to(device).train()
-    rows = family.rows(examples)
+        family = build_family(recipe)
+        rows = family.rows(recipe.task.examples("train", 20_000))
+    family.to(device).train()
     order = Order(len(rows.target), arguments.batch_size, recipe.train.seed)
     precision = arguments.precision
     step = TrainStep(
@@ -63,7 +66,7 @@ def main() -> None:
         _wait(device)
         times.append((time.perf_counter() - started) / arguments.steps * 1000)
     milliseconds = statistics.median(times)
-    rows = visible / (repetitions * arguments.steps)
+    visible_rows = visible / (repetitions * arguments.steps)
     report(
         "training step",
         device,
@@ -75,10 +78,10 @@ def main() -> None:
         prefix_lm=recipe.model.prefix_lm,
         batch_size=arguments.batch_size,
         precision="bfloat16" if step.halved else "float32",
-        rows_per_step=round(rows),
+        rows_per_step=round(visible_rows),
         milliseconds=round(milliseconds, 2),
         examples_per_second=round(1e3 * arguments.batch_size / milliseconds),
-        microseconds_per_row=round(1e3 * milliseconds / rows, 3),
+        microseconds_per_row=round(1e3 * milliseconds / visible_rows, 3),
         spread=[round(min(times), 2), round(max(times), 2)],
         peak_gigabytes=round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
     )

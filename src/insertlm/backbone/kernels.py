@@ -15,10 +15,11 @@ from torch import Tensor
 
 from insertlm.backbone.fused import ROWS
 
-__all__ = ["few_queries", "relu_backward", "rotate"]
+__all__ = ["few_queries", "relu_backward", "rotate", "row_logsumexp", "row_shares"]
 
 _COLUMNS = 128  # of one program
 _KEYS = 64  # looked at together
+_WORDS = 2048  # likewise
 
 
 # --- Rotation of q and k
@@ -209,4 +210,48 @@ def few_queries(
     scale = dim**-0.5 * math.log2(math.e)
     states = (*cache, cached, used, out)
     _few_kernel[(texts, heads)](q, k, v, *states, rows, cells, scale, heads, dim, queries, _KEYS, num_warps=4)
+    return out
+
+
+# --- Logits
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _logsumexp_kernel(logits, out, words, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One row per program. Every lane keeps the largest logit it has seen, and a sum relative to that."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    best = tl.full([block], -1e30, tl.float32)  # of a lane that has seen nothing: its sum weighs nothing in the end
+    total = tl.zeros([block], tl.float32)
+    for first in range(0, words, block):
+        x = tl.load(logits + row * width + first + column, mask=first + column < words, other=-1e30)
+        top = tl.maximum(best, x)
+        total = total * tl.exp(best - top) + tl.exp(x - top)
+        best = top
+    top = tl.max(best, 0)
+    tl.store(out + row, top + tl.log(tl.sum(total * tl.exp(best - top), 0)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _shares_kernel(logits, lse, weight, out, words, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some columns of one row per program."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    x = tl.load(logits + row * width + column, mask=column < words, other=float("-inf"))
+    share = tl.exp(x - tl.load(lse + row)) * tl.load(weight + row)
+    tl.store(out + row * width + column, share, mask=column < width)
+
+
+def row_logsumexp(logits: Tensor, words: int) -> Tensor:
+    """Of the first `words` columns. [T, N] to [T], float32"""
+    out = logits.new_empty(len(logits))
+    _logsumexp_kernel[(len(logits),)](logits, out, words, logits.shape[1], _WORDS, num_warps=8)
+    return out
+
+
+def row_shares(logits: Tensor, lse: Tensor, weight: Tensor, words: int) -> Tensor:
+    """exp(logits - lse) * weight in bfloat16, 0 behind the first `words` columns. [T, N], [T] and [T] to [T, N]"""
+    out = torch.empty_like(logits, dtype=torch.bfloat16)
+    grid = (len(logits), triton.cdiv(logits.shape[1], _WORDS))
+    _shares_kernel[grid](logits, lse, weight.contiguous(), out, words, logits.shape[1], _WORDS, num_warps=4)
     return out

@@ -189,16 +189,16 @@ class ILM(Family):
         keys = x.dropout if self.training else None
         attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)
-        with torch.autocast(hidden.device.type, enabled=False):  # both heads in full precision
-            token_loss = self._token_loss(hidden, x, rows)
+        mass = slot_logsumexp(hidden, self.unembedding.weight)
+        with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
+            token_loss = self._token_loss(hidden, mass, x, rows)
             stop_logits = self.stop(hidden.index_select(0, x.stop))
             stop_loss = F.cross_entropy(stop_logits, (x.count > 0).long())
         total = token_loss + self.config.stop_weight * stop_loss
         return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
 
-    def _token_loss(self, hidden: Tensor, x: Corrupted, rows: Rows) -> Tensor:
+    def _token_loss(self, hidden: Tensor, mass: Tensor, x: Corrupted, rows: Rows) -> Tensor:
         """logsumexp of all slots' mass − mean score of the deleted tokens in their slots; 0 where none is deleted."""
-        mass = slot_logsumexp(hidden, self.unembedding.weight)
         is_slot = x.packing.keep & (x.packing.where != x.stop[:, None])
         slots = mass.gather(0, x.packing.where.clamp(min=0).flatten()).view_as(is_slot)
         log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)

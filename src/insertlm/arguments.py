@@ -102,7 +102,7 @@ def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: s
     return command
 
 
-_MODEL_HELP = "run folder or bundled model (default: the bundled star-hard-mini)"
+_MODEL_HELP = "run folder, export, Hub id or bundled model (default: the bundled star-hard-mini)"
 
 
 def _add_model(command: _Parser) -> None:

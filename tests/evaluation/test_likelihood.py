@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 MODEL = ModelConfig(layers=2, width=8, heads=2, hidden=12)
 WORDS = WordTokenizer(("0", "1", "2"), reserved=1)
 TEXTS = [([], [0, 1, 2]), ([1, 2], [2, 2, 0]), ([2], [1, 1, 1, 0]), ([0], [1])]
+CPU = torch.device("cpu")
 EVERY = 1 << 30  # all states of an order
 
 
@@ -112,8 +115,8 @@ def test_the_bound_of_an_ilm_is_that_of_all_orders(
 @pytest.mark.parametrize(("given", "target"), TEXTS)
 def test_sampling_states_has_the_bound_as_its_mean(ilm: ILM, given: list[int], target: list[int], states: int) -> None:
     look, effort = likelihood._Insertions(ilm, given, target), Effort(orders=600, states=states)
-    bound = likelihood._all_states(look, len(target), torch.device("cpu"), effort)
-    value, error = likelihood._some_states(look, len(target), torch.device("cpu"), effort)
+    bound = likelihood._all_states(look, len(target), CPU, effort)
+    value, error = likelihood._some_states(look, len(target), CPU, effort)
     assert abs(value - bound) <= 4 * error + 1e-9
     assert error < 0.15
 
@@ -214,7 +217,7 @@ def test_the_bound_of_an_mdm_is_that_of_all_orders(mdm: MDM) -> None:
     exact, bound = float(paths.logsumexp(0)) - math.log(24), float(paths.mean())
     assert log_likelihood(mdm, given, target, Effort()) == pytest.approx((bound, 0.0, False), abs=1e-6)  # float32 time
     assert bound < exact - 1e-3
-    value, error = likelihood._some_states(look, 4, torch.device("cpu"), Effort(orders=600, states=2))
+    value, error = likelihood._some_states(look, 4, CPU, Effort(orders=600, states=2))
     assert abs(value - bound) <= 4 * error
 
 
@@ -252,3 +255,20 @@ def test_noise_of_states_and_cells_is_apart() -> None:
 def test_estimates_are_plain_numbers(ilm: ILM) -> None:
     found = log_likelihood(ilm, [], [1, 0, 1], Effort())
     assert isinstance(found, Estimate) and all(isinstance(part, float) for part in found[:2])
+
+
+def test_the_table_on_the_page_is_right(ilm: ILM, softmax_attention: Attend) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "harness.md").read_text(encoding="utf-8").replace("−", "-")
+    lines = re.findall(r"^\| (?:–|`([\d ]+)`), `([\d ]+)` \| (.*) \|$", page, re.MULTILINE)
+    assert len(lines) == 4
+    for given, target, numbers in lines:
+        text = [int(word) for word in target.split()]
+        reference = Reference(ilm, [int(word) for word in given.split()], softmax_attention)
+        exact, bound = exact_and_bound(reference, text)
+        look = likelihood._Insertions(ilm, reference.given, text)
+        rest = bound - likelihood._all_states(look, len(text), CPU, Effort())
+        found = [exact, bound]
+        for orders in (8, 600):
+            value, error = likelihood._some_states(look, len(text), CPU, Effort(orders=orders))
+            found += [rest + value, error]
+        assert [float(number) for number in re.findall(r"[-\d.]+", numbers)] == pytest.approx(found, abs=6e-3)

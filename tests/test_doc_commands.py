@@ -182,6 +182,7 @@ def save_texts(path: Path) -> None:
 
 # What pages speak of and do not make themselves.
 GIVEN: dict[str, dict[str, Callable[[Path], object]]] = {
+    "README.md": {"runs/stories_small-ilm": save_model},
     "text.md": {"MY_STORIES.jsonl": save_texts},
     "infilling.md": {
         "MODEL": save_model,

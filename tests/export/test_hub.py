@@ -319,6 +319,25 @@ def test_what_the_hub_does_not_give_is_named(
     assert complaint(capsys, *command, "you/no-such") == f"{start}HF_HUB_OFFLINE is set\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "/home/me/.cache/blob"), "No space left on device"),
+        (RuntimeError("of the storage\n  within"), "of the storage within"),
+        (ConnectionResetError(104, "reset"), "it cannot be reached (ConnectionResetError)"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_other_failures_are_named_too(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(InsertlmError) as caught:
+        insertlm.load("you/stories")
+    assert str(caught.value) == f"you/stories: no folder here, and the Hub gives none: {said}"
+
+
 # --- Pushing
 
 

@@ -72,7 +72,9 @@ def _reason(error: BaseException) -> str:
         return _reason(error.__cause__)
     if type(error).__name__ == "OfflineModeIsEnabled":
         return "HF_HUB_OFFLINE is set"
-    return _line(error) if isinstance(error, ValueError) else f"it cannot be reached ({type(error).__name__})"
+    if isinstance(error, ConnectionError) or type(error).__module__.startswith("http"):
+        return f"it cannot be reached ({type(error).__name__})"
+    return _line(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 def _line(text: object) -> str:

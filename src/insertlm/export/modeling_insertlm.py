@@ -198,11 +198,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         decode = _checked({**self.config.decode, **settings}, self.config.decode)
         pieces = _parse_blanks(text)
         given = _Given.of(pieces, tokenizer)
-        low, high = (_each(lengths, len(given.blanks)) for lengths in (min_length, max_length))
-        rooms = [_ENDLESS if most is None else most for most in high]
-        needs = [min(1, room) if least is None else least for least, room in zip(low, rooms, strict=True)]
-        if any(not 0 <= need <= room for need, room in zip(needs, rooms, strict=True)):
-            raise ValueError(f"expected 0 <= min_length <= max_length, got {min_length} and {max_length}")
+        needs, rooms = _limits(min_length, max_length, len(given.blanks))
         length, longest = len(given.ids) + 2, self.config.max_position_embeddings
         longest = min(longest, decode.get("max_length") or longest)
         if length + sum(needs) > longest:
@@ -210,11 +206,9 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         heads = self._first_words(tokenizer) if given.spaces else None
         writing = _Writing(self, given, needs, rooms, heads, decode, seed, longest)
         complete = writing.run()
-        fills = [tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in writing.fills()]
-        fills = [
-            fill.removeprefix(" ") if gap in given.spaces else fill
-            for gap, fill in zip(given.blanks, fills, strict=True)
-        ]
+        written = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in writing.fills())
+        hidden = (" " if gap in given.spaces else "" for gap in given.blanks)
+        fills = [fill.removeprefix(space) for fill, space in zip(written, hidden, strict=True)]
         whole = pieces[0] + "".join(fill + piece for fill, piece in zip(fills, pieces[1:], strict=True))
         return Infilled(whole, fills, complete)
 
@@ -232,7 +226,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
             words = spaced & torch.tensor([bool(text.strip()) for text in texts], device=self.device)
             heads = words if words.any() else spaced if spaced.any() else torch.ones_like(spaced)
             self._heads = tokenizer, heads
-        return self._heads[1]
+        return self._heads[1].to(self.device)
 
 
 # --- Blanks -----------------------------------------------------------------------------------------------------------
@@ -292,6 +286,17 @@ def _parse_blanks(text: str) -> list[str]:
     if len(pieces) == 1:
         raise ValueError("the text has no blank; expected ___ where something is missing")
     return pieces
+
+
+def _limits(
+    least: int | Sequence[int | None] | None, most: int | Sequence[int | None] | None, count: int
+) -> tuple[list[int], list[int]]:
+    """How many tokens each blank must and may get."""
+    rooms = [_ENDLESS if high is None else high for high in _each(most, count)]
+    needs = [min(1, room) if low is None else low for low, room in zip(_each(least, count), rooms, strict=True)]
+    if any(not 0 <= need <= room for need, room in zip(needs, rooms, strict=True)):
+        raise ValueError(f"expected 0 <= min_length <= max_length, got {least} and {most}")
+    return needs, rooms
 
 
 def _each(lengths: int | Sequence[int | None] | None, count: int) -> list[int | None]:

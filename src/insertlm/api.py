@@ -18,6 +18,7 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
+from insertlm.export.hub import fetch, is_hub_id
 from insertlm.families.base import Family
 from insertlm.files import reason
 from insertlm.infilling import Infilling, Lengths, Request, infill
@@ -117,7 +118,8 @@ class Model:
 
 
 def load(name_or_path: str | Path = BUNDLED, device: str | None = None) -> Model:
-    """A bundled model by name, a run folder of `insertlm train`, or a folder with recipe.yaml and model.safetensors.
+    """A bundled model by name, a run folder of `insertlm train`, a folder of `insertlm export`, or the id of one on the
+    Hugging Face Hub, `"owner/name"` (if there is no folder `owner` here).
 
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
     """
@@ -166,6 +168,8 @@ def _find(name: str) -> Path:
             return Path(name)
     except OSError as error:
         raise InsertlmError(f"{name}: cannot be read: {reason(error)}") from error
+    if is_hub_id(name):
+        return fetch(name)
     known = f", or a bundled model ({', '.join(bundled)})" if bundled else ""
     raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
 

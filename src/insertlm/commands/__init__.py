@@ -3,6 +3,7 @@
 Modules that import torch are imported where they are needed, so that `data` and mistakes are answered at once.
 """
 
+from insertlm.commands.exporting import export
 from insertlm.commands.infilling import data_infilling, infill, infill_set
 from insertlm.commands.runs import data, evaluate, generate, plot_graph, plot_training, plot_trajectory, solve, train
 from insertlm.commands.text_plots import plot_frontier, plot_judge, plot_time
@@ -16,6 +17,7 @@ __all__ = [
     "evaluate_infilling",
     "evaluate_judge",
     "evaluate_nll",
+    "export",
     "generate",
     "infill",
     "infill_set",

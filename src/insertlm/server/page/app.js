@@ -40,23 +40,27 @@ $("#key-form").addEventListener("submit", (event) => {
   waiting.clear();
 });
 
-function choose(name, focus = false) {
+function choose(name) {
   for (const [i, tab] of tabs.entries()) {
     const selected = names[i] === name;
     tab.setAttribute("aria-selected", selected);
     tab.tabIndex = selected ? 0 : -1;
     $(`#panel-${names[i]}`).hidden = !selected;
-    if (selected && focus) tab.focus();
   }
-  history.replaceState(null, "", `#${name}`);
   if (name === "graph") openGraph();
 }
 
 for (const [i, tab] of tabs.entries()) {
-  tab.addEventListener("click", () => choose(names[i]));
+  tab.addEventListener("click", () => {
+    history.replaceState(null, "", `#${names[i]}`);
+    choose(names[i]);
+  });
   tab.addEventListener("keydown", ({ key }) => {
     const turn = { ArrowLeft: -1, ArrowRight: 1 }[key];
-    if (turn) choose(names.at((i + turn) % names.length), true);
+    if (!turn) return;
+    const next = tabs.at((i + turn) % tabs.length);
+    next.focus();
+    next.click();
   });
 }
 

@@ -1,28 +1,27 @@
-// Shows a trajectory up to a moment, live and again: tokens in their places, a slider, a play button.
+// A trajectory up to a moment, live and again: its tokens, a slider over its moments, a play button.
 //
 // Live and replay are one mechanism. Events are appended as the server sends them; the player walks towards the last one
 // at a pace that can be watched, and faster when it falls behind. Whoever takes hold of the slider stops the walk.
 
+import { Tokens } from "./tokens.js";
 import { Trajectory } from "./trajectory.js";
-import { hideTip, showTip } from "./tip.js";
 
 const PACE = 90; // ms from token to token
 const LAG = 2500; // ms that the picture may be behind the server
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const calm = matchMedia("(prefers-reduced-motion: reduce)"); // then nothing walks unless it is told to
 
 export class Player {
   /** drawn(trajectory, count): called whenever another moment is shown */
   constructor(root, drawn = () => {}) {
     root.append(document.querySelector("#player").content.cloneNode(true));
     this.drawn = drawn;
-    this.tokens = root.querySelector(".tokens");
+    this.tokens = new Tokens(root.querySelector(".tokens"), (number) => this.seek(number + 1));
     this.replay = root.querySelector(".replay");
     this.slider = this.replay.querySelector("input");
     this.button = this.replay.querySelector(".play");
     this.counter = this.replay.querySelector(".count");
     this.slider.addEventListener("input", () => this.seek(this.slider.valueAsNumber));
     this.button.addEventListener("click", () => (this.playing ? this.#pause() : this.#play()));
-    this.tokens.addEventListener("keydown", (event) => this.#onKey(event));
     this.clear();
   }
 
@@ -34,15 +33,9 @@ export class Player {
 
   /** A new trajectory; from now on the picture follows it. */
   start(given) {
-    hideTip();
     this.#pause();
     this.trajectory = new Trajectory(given);
-    this.elements = new Map();
-    this.tokens.replaceChildren();
-    for (const [number, cell] of this.trajectory.cells.entries()) {
-      if (number) this.tokens.append(blank());
-      this.#add(cell, null);
-    }
+    this.tokens.start(this.trajectory);
     this.replay.hidden = false;
     this.live = true;
     this.#show(0);
@@ -50,7 +43,7 @@ export class Player {
   }
 
   insert(event) {
-    this.#add(...this.trajectory.insert(event));
+    this.tokens.add(...this.trajectory.insert(event));
     this.#show(this.count);
   }
 
@@ -59,6 +52,7 @@ export class Player {
     this.trajectory.finish(pieces);
     this.live = false;
     this.#show(this.count);
+    if (this.playing && calm.matches) this.end();
     if (this.playing) await new Promise((resolve) => (this.settled = resolve));
   }
 
@@ -76,128 +70,37 @@ export class Player {
 
   #play() {
     if (!this.live && this.count === this.trajectory.events.length) this.#show(0);
-    this.#playing(true);
+    this.#setPlaying(true);
     this.#walk();
   }
 
   #pause() {
     clearTimeout(this.timer);
-    this.#playing(false);
+    this.#setPlaying(false);
     this.settled?.();
   }
 
-  #playing(on) {
+  #setPlaying(on) {
     this.playing = on;
     this.button.setAttribute("aria-label", on ? "Pause" : "Play");
   }
 
   #walk() {
-    const ahead = this.trajectory.events.length - this.count;
-    if (ahead) this.#show(calm.matches && this.live ? this.trajectory.events.length : this.count + 1);
+    const last = this.trajectory.events.length;
+    const ahead = last - this.count;
+    if (ahead) this.#show(this.live && calm.matches ? last : this.count + 1);
     else if (!this.live) return this.#pause();
     this.timer = setTimeout(() => this.#walk(), Math.min(PACE, LAG / Math.max(1, ahead)));
   }
 
   #show(count) {
-    const { trajectory, tokens, slider } = this;
-    const total = trajectory.events.length;
+    const total = this.trajectory.events.length;
     this.count = count;
-    const shown = new Map(trajectory.after(count).map(({ cell, text }) => [cell, text]));
-    for (const [cell, element] of this.elements) fillElement(element, shown.get(cell));
-    for (const [number, element] of this.#chips()) {
-      element.style.setProperty("--t", trajectory.tone(number));
-      element.classList.toggle("latest", number === count - 1 && !(trajectory.ended && count === total));
-    }
-    this.#showBlanks(trajectory.ended && count === total);
-    this.#keepReachable();
-    slider.max = total;
-    slider.value = count;
-    slider.setAttribute("aria-valuetext", `after ${count} of ${total} insertions`);
+    this.tokens.show(count);
+    this.slider.max = total;
+    this.slider.value = count;
+    this.slider.setAttribute("aria-valuetext", `after ${count} of ${total} insertions`);
     this.counter.textContent = `${count} / ${total}`;
-    tokens.dataset.count = count;
-    this.drawn(trajectory, count);
+    this.drawn(this.trajectory, count);
   }
-
-  #add(cell, next) {
-    const element = cell.event ? this.#chip(cell) : document.createElement("span");
-    this.elements.set(cell, element);
-    const before = next ? this.elements.get(next) : null;
-    // The mark of an open blank stays in front of the given text that follows it.
-    this.tokens.insertBefore(element, before?.previousSibling?.matches?.(".blank") ? before.previousSibling : before);
-  }
-
-  /** A token, with the space before it outside of its colour. */
-  #chip(cell) {
-    const element = document.createElement("span");
-    const chip = document.createElement("span");
-    chip.className = "token";
-    chip.tabIndex = -1;
-    chip.setAttribute("role", "button");
-    const tell = () => showTip(chip, cell, this.trajectory.events.length);
-    chip.addEventListener("pointerenter", tell);
-    chip.addEventListener("pointerleave", hideTip);
-    chip.addEventListener("focus", tell);
-    chip.addEventListener("blur", hideTip);
-    chip.addEventListener("click", () => this.seek(cell.number + 1));
-    element.append("", chip);
-    return element;
-  }
-
-  *#chips() {
-    for (const [cell, element] of this.elements) if (cell.event) yield [cell.number, element.lastChild];
-  }
-
-  /** A blank is marked until something is in it. */
-  #showBlanks(done) {
-    let empty = false;
-    for (const element of this.tokens.children) {
-      if (element.matches(".blank")) element.hidden = done || !empty;
-      else if (!element.hidden) empty = !element.querySelector(".token");
-    }
-  }
-
-  /** One stop for the tab key among all tokens; arrows lead to the others. */
-  #keepReachable() {
-    const visible = this.#visible();
-    const current = visible.find((chip) => chip.tabIndex === 0) ?? visible[0];
-    for (const [, chip] of this.#chips()) chip.tabIndex = chip === current ? 0 : -1;
-  }
-
-  #visible() {
-    return [...this.tokens.querySelectorAll(":scope > :not([hidden]) > .token")];
-  }
-
-  #onKey(event) {
-    const chips = this.#visible();
-    const here = chips.indexOf(document.activeElement);
-    if (here < 0) return;
-    const targets = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: chips.length - 1 };
-    if (event.key in targets) {
-      const next = chips[targets[event.key]];
-      if (next) {
-        chips[here].tabIndex = -1;
-        next.tabIndex = 0;
-        next.focus();
-      }
-    } else if (event.key === "Enter" || event.key === " ") chips[here].click();
-    else return;
-    event.preventDefault();
-  }
-}
-
-function blank() {
-  const mark = document.createElement("span");
-  mark.className = "blank";
-  mark.append("\u00a0\u00a0\u00a0\u00a0\u00a0\u00a0");
-  return mark;
-}
-
-function fillElement(element, text) {
-  element.hidden = text === undefined;
-  if (element.hidden) return;
-  const chip = element.querySelector(".token");
-  if (!chip) return void (element.textContent = text);
-  const space = text.trim() ? text.match(/^\s*/)[0] : "";
-  element.firstChild.data = space;
-  chip.textContent = text.slice(space.length);
 }

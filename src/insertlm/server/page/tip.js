@@ -32,6 +32,13 @@ export function hideTip(event) {
   owner = null;
 }
 
+/** After the text has moved: the bubble stays with its token. */
+export function keepTip() {
+  const box = owner?.getClientRects()[0];
+  if (box) place(box);
+  else hideTip();
+}
+
 function place(box) {
   const { clientWidth: page } = document.documentElement;
   const left = Math.min(Math.max(box.left + box.width / 2 - tip.offsetWidth / 2, 8), page - tip.offsetWidth - 8);

@@ -1,0 +1,120 @@
+// The tokens of a trajectory in their places: given text plain, inserted tokens coloured by their turn.
+//
+// All inserted tokens are one stop for the tab key; arrows, Home and End lead from one to the other. Each is a button that
+// goes back to the moment of its insertion and tells, on hover and on focus, how likely it was.
+
+import { hideTip, keepTip, showTip } from "./tip.js";
+
+export class Tokens {
+  /** picked(number): called when the token of that insertion is chosen */
+  constructor(root, picked) {
+    this.root = root;
+    this.picked = picked;
+    root.addEventListener("keydown", (event) => this.#onKey(event));
+  }
+
+  start(trajectory) {
+    hideTip();
+    this.trajectory = trajectory;
+    this.elements = new Map();
+    this.focused = null;
+    this.root.replaceChildren();
+    for (const [number, cell] of trajectory.cells.entries()) {
+      if (number) this.root.append(blank());
+      this.add(cell, null);
+    }
+  }
+
+  /** next: the cell it comes before; null: it is the last */
+  add(cell, next) {
+    const element = document.createElement("span");
+    if (cell.event) element.append("", this.#chip(cell)); // the space before a token is not coloured
+    this.elements.set(cell, element);
+    const before = next && this.elements.get(next);
+    // The mark of an open blank stays in front of the given text that follows it.
+    this.root.insertBefore(element, before?.previousSibling?.matches(".blank") ? before.previousSibling : before);
+  }
+
+  show(count) {
+    const { trajectory } = this;
+    const done = trajectory.ended && count === trajectory.events.length;
+    const shown = new Map(trajectory.after(count).map(({ cell, text }) => [cell, text]));
+    for (const [cell, element] of this.elements) {
+      const text = shown.get(cell);
+      element.hidden = cell.event ? !text : false; // half a letter spells nothing
+      if (!element.hidden) spell(element, text);
+      if (!cell.event) continue;
+      element.lastChild.style.setProperty("--t", trajectory.tone(cell.number));
+      element.lastChild.classList.toggle("latest", cell.number === count - 1 && !done);
+    }
+    this.root.dataset.count = count;
+    this.#showBlanks(done);
+    this.#keepReachable();
+    keepTip();
+  }
+
+  #chip(cell) {
+    const chip = document.createElement("span");
+    chip.className = "token";
+    chip.tabIndex = -1;
+    chip.setAttribute("role", "button");
+    const tell = () => showTip(chip, cell, this.trajectory.events.length);
+    chip.addEventListener("pointerenter", tell);
+    chip.addEventListener("pointerleave", hideTip);
+    chip.addEventListener("focus", () => {
+      this.focused = chip;
+      this.#keepReachable();
+      tell();
+    });
+    chip.addEventListener("blur", hideTip);
+    chip.addEventListener("click", () => this.picked(cell.number));
+    return chip;
+  }
+
+  /** A blank is marked until something is in it. */
+  #showBlanks(done) {
+    let empty = false;
+    for (const element of this.root.children) {
+      if (element.matches(".blank")) element.hidden = done || !empty;
+      else if (!element.hidden) empty = !element.querySelector(".token");
+    }
+  }
+
+  /** The tab key leads to the token that had the focus last, or to the first. */
+  #keepReachable() {
+    const chips = this.#visible();
+    const reached = chips.find((chip) => chip === this.focused) ?? chips[0];
+    for (const chip of chips) chip.tabIndex = chip === reached ? 0 : -1;
+  }
+
+  #visible() {
+    return [...this.root.querySelectorAll(":scope > :not([hidden]) > .token")];
+  }
+
+  #onKey(event) {
+    const chips = this.#visible();
+    const here = chips.indexOf(document.activeElement);
+    const targets = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: chips.length - 1 };
+    const next = chips[targets[event.key]];
+    if (next) next.focus();
+    else if (event.key === "Enter" || event.key === " ") chips[here]?.click();
+    else return;
+    event.preventDefault();
+  }
+}
+
+function blank() {
+  const mark = document.createElement("span");
+  mark.className = "blank";
+  mark.append("\u00a0".repeat(6));
+  return mark;
+}
+
+/** What is as it should be is left alone: a reader may have selected it. */
+function spell(element, text) {
+  const chip = element.querySelector(".token");
+  const space = chip && text.trim() ? text.match(/^\s*/)[0] : "";
+  if (chip && element.firstChild.data !== space) element.firstChild.data = space;
+  const words = text.slice(space.length);
+  if ((chip ?? element).textContent !== words) (chip ?? element).textContent = words;
+}

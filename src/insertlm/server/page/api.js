@@ -54,7 +54,8 @@ async function* messages(response) {
     text = blocks.pop();
     for (const block of blocks) {
       const lines = block.split(/\r?\n/);
-      const field = (name) => lines.filter((line) => line.startsWith(`${name}:`)).map((line) => line.slice(name.length + 1));
+      const field = (name) =>
+        lines.filter((line) => line.startsWith(`${name}:`)).map((line) => line.slice(name.length + 1));
       const data = field("data").join("\n");
       if (data) yield [field("event").join("").trim(), JSON.parse(data)];
     }
@@ -72,5 +73,7 @@ async function* chunks(reader) {
 }
 
 function oneLine(message) {
-  return String(message ?? "Something failed on the server.").replace(/\s+/g, " ").trim();
+  return String(message ?? "Something failed on the server.")
+    .replace(/\s+/g, " ")
+    .trim();
 }

@@ -69,7 +69,7 @@ function showModels(models) {
     const fitting = models.filter((model) => model.task === task).map((model) => model.id);
     chosen[panel] = fitting[0] ?? null;
     if (fitting.length > 1) $(`#panel-${panel} [data-model]`).replaceChildren(...modelChoice(panel, fitting));
-    if (!fitting.length) $(`#panel-${panel} .problem`).textContent = `This server has no model for this: it needs one of the task “${task}”.`;
+    if (!fitting.length) $(`#panel-${panel} .problem`).textContent = `This server has no model of the task “${task}”.`;
   }
 }
 
@@ -83,7 +83,16 @@ function modelChoice(panel, fitting) {
   return [label, select];
 }
 
+/** A server for graphs alone opens with graphs. */
+function chooseFirst() {
+  const able = names.filter((name) => chosen[name]);
+  if (!location.hash && able.length && !chosen[names[0]]) choose(able[0]);
+}
+
 text.setUp(() => chosen.text, guard);
 const openGraph = graph.setUp(() => chosen.graph, guard);
 choose(names.find((name) => `#${name}` === location.hash) ?? names[0]);
-guard($("[role=tabpanel]:not([hidden]) > .problem"), async () => showModels((await getJson("v1/models")).data));
+guard($("[role=tabpanel]:not([hidden]) > .problem"), async () => {
+  showModels((await getJson("v1/models")).data);
+  chooseFirst();
+});

@@ -77,7 +77,11 @@ export class Drawing {
     const edge = make("g", { class: "edge" });
     edge.append(
       make("path", { d: curve([x1, y1], [x2, y2], narrow.matches) }),
-      make("path", { class: "tip", d: "M-2.5 -4L2 0L-2.5 4", transform: `translate(${(x1 + x2) / 2} ${(y1 + y2) / 2}) ${turn}` }),
+      make("path", {
+        class: "tip",
+        d: "M-2.5 -4L2 0L-2.5 4",
+        transform: `translate(${(x1 + x2) / 2} ${(y1 + y2) / 2}) ${turn}`,
+      }),
     );
     return edge;
   }
@@ -102,7 +106,10 @@ function layOut(edges, upright) {
   const degree = (node) => (after.get(node)?.length ?? 0) + (before.get(node)?.length ?? 0);
   const junction = edges.flat().reduce((best, node) => (degree(node) > degree(best) ? node : best));
   const places = new Map([[junction, [0, 0]]]);
-  for (const [following, side] of [[after, 1], [before, -1]]) {
+  for (const [following, side] of [
+    [after, 1],
+    [before, -1],
+  ]) {
     const starts = following.get(junction) ?? [];
     for (const [line, start] of starts.entries()) {
       const across = LINE * (line - (starts.length - 1) / 2);

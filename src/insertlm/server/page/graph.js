@@ -47,5 +47,7 @@ async function solve(model) {
   if (!answer) return;
   const found = String(answer.nodes) === String(graph.path);
   drawing.judge(found, answer.nodes);
-  run.status.textContent = found ? `The path, found in ${player.trajectory.events.length} insertions.` : "This is not the path.";
+  run.status.textContent = found
+    ? `The path, found in ${player.trajectory.events.length} insertions.`
+    : "This is not the path.";
 }

@@ -5,7 +5,7 @@ import { postEvents } from "./api.js";
 export class Run {
   constructor(panel, button, player) {
     this.button = button;
-    this.label = button.textContent;
+    this.label = button.textContent.trim();
     this.player = player;
     this.problem = panel.querySelector(".problem");
     this.status = panel.querySelector(".status");

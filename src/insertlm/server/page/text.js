@@ -4,7 +4,8 @@ import { Player } from "./player.js";
 import { Run, count } from "./run.js";
 
 const EXAMPLES = {
-  "Two blanks": "Once upon a time, there was a little girl named Lily. One day she found ___. She was so happy that she ___.",
+  "Two blanks":
+    "Once upon a time, there was a little girl named Lily. One day she found ___. She was so happy that she ___.",
   "A missing middle": "Tom and his dog went to the park. ___ In the end, they were tired and went home to sleep.",
   "The beginning": "___ “Thank you for helping me,” said the bird, and it flew up into the blue sky.",
   "A whole story": "___",
@@ -15,7 +16,8 @@ const $ = (selector) => document.querySelector(selector);
 const form = $("#text-form");
 const area = $("#text");
 const seed = $("#seed");
-const player = new Player($("#panel-text .result"));
+const copyButton = $("#copy");
+const player = new Player($("#panel-text .result"), (trajectory) => (copyButton.disabled = !trajectory.cells.length));
 const run = new Run($("#panel-text"), $("#fill"), player);
 let last = { text: "", question: "" };
 
@@ -37,12 +39,11 @@ export function setUp(model, guard) {
     seed.value = Number(seed.value) + 1;
     if (form.reportValidity()) fill();
   });
-  $("#copy").addEventListener("click", () => copy(player.trajectory.text()));
+  copyButton.addEventListener("click", () => copy(player.trajectory.text()));
 }
 
 async function fillIn(model) {
   const question = { model, text: area.value, ...sliderValues() };
-  $("#copy").disabled = false;
   const answer = await run.go("v1/infill", { ...question, seed: seed.valueAsNumber });
   if (!answer) return;
   run.status.textContent = verdict(answer, JSON.stringify(question));
@@ -52,7 +53,8 @@ async function fillIn(model) {
 function verdict(answer, question) {
   const told = [`${count(player.trajectory.events.length, "token")} by ${answer.model}.`];
   if (!answer.complete) told.push("A limit on length or steps ended it, not the model.");
-  if (question === last.question && answer.text === last.text) told.push("The same text again: a higher temperature brings others.");
+  if (question === last.question && answer.text === last.text)
+    told.push("The same text again: a higher temperature brings others.");
   return told.join(" ");
 }
 
@@ -103,5 +105,5 @@ function copyBySelection(text) {
   helper.select();
   document.execCommand("copy");
   helper.remove();
-  $("#copy").focus();
+  copyButton.focus();
 }

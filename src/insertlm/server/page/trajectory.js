@@ -46,6 +46,8 @@ export class Trajectory {
   }
 
   text(count = this.events.length) {
-    return this.after(count).map(({ text }) => text).join("");
+    return this.after(count)
+      .map(({ text }) => text)
+      .join("");
   }
 }

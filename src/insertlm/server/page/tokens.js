@@ -11,6 +11,7 @@ export class Tokens {
     this.root = root;
     this.picked = picked;
     root.addEventListener("keydown", (event) => this.#onKey(event));
+    addEventListener("resize", () => (root.style.minHeight = ""));
   }
 
   start(trajectory) {
@@ -19,6 +20,7 @@ export class Tokens {
     this.elements = new Map();
     this.focused = null;
     this.root.replaceChildren();
+    this.root.style.minHeight = "";
     for (const [number, cell] of trajectory.cells.entries()) {
       if (number) this.root.append(blank());
       this.add(cell, null);
@@ -50,6 +52,7 @@ export class Tokens {
     this.root.dataset.count = count;
     this.#showBlanks(done);
     this.#keepReachable();
+    this.#keepHeight();
     keepTip();
   }
 
@@ -78,6 +81,11 @@ export class Tokens {
       if (element.matches(".blank")) element.hidden = done || !empty;
       else if (!element.hidden) empty = !element.querySelector(".token");
     }
+  }
+
+  /** It never shrinks: a slider must not run away from the hand that moves it. */
+  #keepHeight() {
+    if (this.root.offsetHeight) this.root.style.minHeight = `${this.root.offsetHeight}px`;
   }
 
   /** The tab key leads to the token that had the focus last, or to the first. */

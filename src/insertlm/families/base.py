@@ -112,6 +112,11 @@ class Family(nn.Module, ABC):
 
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
         """Write one text for every prompt, all at once."""
+        longest = self.check(prompts, settings)
+        return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
+
+    def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
+        """Refuse what cannot be decoded. Returns the most tokens a row may have, for `writer`."""
         longest = min(settings.max_length or self.model.max_length, self.model.max_length)
         check(prompts, longest, self.vocabulary, self.framing)
         if settings.order not in (known := ("auto", *self.orders)):
@@ -119,7 +124,7 @@ class Family(nn.Module, ABC):
         if settings.parallel != 1 and not self.several:
             raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
         self._check_rules([prompt for prompt in prompts if prompt.constrained], longest)
-        return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
+        return longest
 
     def _check_rules(self, prompts: Sequence[Prompt], longest: int) -> None:
         if prompts and not self.obedient:

@@ -218,7 +218,7 @@ class _Writing(InsertionWriter):
         hidden, where = self.hidden()
         stop_row = where.gather(1, self.canvas.prefix[:, None]).squeeze(1)
         stop = self.family.stop(hidden.index_select(0, stop_row)).softmax(-1)[:, 0]
-        scope = self.scope(number, stop >= self.settings.stop_threshold)
+        scope = self.scope(stop >= self.settings.stop_threshold)
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
         words = self.family.unembedding.weight[self.family.writable]
         sampled = self.settings.joint and self.policy is not policies.best_pair
@@ -236,7 +236,7 @@ class _Writing(InsertionWriter):
         if self.policy in (policies.certainty, policies.margin):
             score = score.masked_fill(~policies.plausible(mass), -torch.inf)
         in_play = 1 if self.settings.joint else self.settings.position_top_k
-        slot = choose(score, draws(_SLOT, self.canvas.seed, number), k=in_play)
+        slot = choose(score, draws(_SLOT, self.canvas.seed, self.own(number)), k=in_play)
         row = scope.slots.where.gather(1, slot[:, None]).squeeze(1).clamp(min=0)  # slot 0 where all is barred
         logits = scope.logits(slot_rows.index_select(0, row), words, row)
         token = self._choose(logits, number)
@@ -253,5 +253,5 @@ class _Writing(InsertionWriter):
         return pair // len(words), pair % len(words), log_probability
 
     def _choose(self, logits: Tensor, number: int) -> Tensor:
-        noise = draws(_TOKEN, self.canvas.seed, number)
+        noise = draws(_TOKEN, self.canvas.seed, self.own(number))
         return choose(logits, noise, self.settings.temperature, self.settings.top_k, self.settings.top_p)

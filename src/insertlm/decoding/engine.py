@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -20,7 +22,9 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Insertion, Trajectory
 from insertlm.errors import InsertlmError
 
-__all__ = ["Joinable", "Step", "Writer", "check", "decode", "known"]
+__all__ = ["Joinable", "Step", "Writer", "check", "decode", "known", "turn"]
+
+_TURN = threading.RLock()
 
 
 class Step(NamedTuple):
@@ -96,6 +100,12 @@ def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: in
                 raise InsertlmError(
                     f"a prompt opens gap {gap}; its text of {len(prompt.start)} tokens has gaps 0 … {len(prompt.start)}"
                 )
+
+
+def turn(device: torch.device) -> AbstractContextManager[object]:
+    """Threads take turns on a GPU: while one captures a graph, no other may ask for memory, and all batches share one
+    set of graphs. On a CPU they work side by side."""
+    return _TURN if device.type == "cuda" else nullcontext()
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from insertlm.decoding.engine import Joinable, Step, Writer, known
+from insertlm.decoding.engine import Joinable, Step, Writer, known, turn
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Insertion, Trajectory
 from insertlm.families.base import Family
@@ -76,9 +76,10 @@ class Session:
         for key, prompt in enumerate(prompts, start=self._added):
             kinds.setdefault(_kind(prompt, settings), []).append((key, prompt))
         for kind, members in kinds.items():
-            writer = self.family.writer([prompt for _, prompt in members], settings, longest)
             texts = [_Text(key, prompt, 0, settings.max_steps) for key, prompt in members]
-            self._seat(_Group(kind, writer, texts))
+            with turn(self.family.device):
+                writer = self.family.writer([prompt for _, prompt in members], settings, longest)
+                self._seat(_Group(kind, writer, texts))
         self._added += len(prompts)
         return list(range(self._added - len(prompts), self._added))
 
@@ -93,7 +94,8 @@ class Session:
     @torch.inference_mode()
     def step(self) -> list[Progress]:
         """One step of every text."""
-        return [progress for group in [*self._groups] for progress in self._advance(group)]
+        with turn(self.family.device):
+            return [progress for group in [*self._groups] for progress in self._advance(group)]
 
     def _seat(self, new: _Group) -> None:
         """Join the group of the same kind, if there is one that can be joined."""

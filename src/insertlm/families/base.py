@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from insertlm.backbone.transformer import Block, ModelConfig, Transformer
 from insertlm.decoding.constraints import check_rules
-from insertlm.decoding.engine import Writer, check, decode
+from insertlm.decoding.engine import Writer, check, decode, turn
 from insertlm.decoding.graphs import CachedBackbone
+from insertlm.decoding.score import Score
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
@@ -113,7 +114,8 @@ class Family(nn.Module, ABC):
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
         """Write one text for every prompt, all at once."""
         longest = self.check(prompts, settings)
-        return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
+        with turn(self.device):
+            return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
         """Refuse what cannot be decoded. Returns the most tokens a row may have, for `writer`."""
@@ -132,6 +134,10 @@ class Family(nn.Module, ABC):
         writable = frozenset(self.writable.tolist()) if prompts else frozenset()
         for prompt in prompts:
             check_rules(prompt, writable, longest - len(prompt.prefix) - len(prompt.start) - self.framing)
+
+    def score(self, prefix: Sequence[int], text: Sequence[int], batch_size: int = 64) -> Score:
+        """Probabilities of a text that is given whole. batch_size: how many of its n + 1 variants to look at at once"""
+        raise InsertlmError("score: this family has no distribution over slots and tokens; expected an ilm")
 
     def cached_backbone(self, texts: int, cells: int) -> CachedBackbone:
         """The backbone in CUDA graphs, kept from batch to batch and made anew only for larger ones."""

@@ -28,7 +28,7 @@ from insertlm.tokenizers import Tokenizer, WordTokenizer
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
 
-__all__ = ["BUNDLED", "Model", "choose_device", "load", "prepare"]
+__all__ = ["BUNDLED", "Model", "bundled", "choose_device", "load", "prepare"]
 
 BUNDLED = "star-hard-mini"
 _ASSETS = Path(__file__).parent / "assets"
@@ -260,16 +260,20 @@ def choose_device(name: str | None = None) -> torch.device:
     return device
 
 
+def bundled() -> list[str]:
+    """The names of the models that come with the package."""
+    return sorted(path.parent.name for path in _ASSETS.glob("*/recipe.yaml"))
+
+
 def _find(name: str) -> Path:
-    bundled = sorted(path.parent.name for path in _ASSETS.glob("*/recipe.yaml"))
-    if name in bundled:
+    if name in bundled():
         return _ASSETS / name
     try:
         if (Path(name) / "recipe.yaml").is_file():
             return Path(name)
     except OSError as error:
         raise InsertlmError(f"{name}: cannot be read: {reason(error)}") from error
-    known = f", or a bundled model ({', '.join(bundled)})" if bundled else ""
+    known = f", or a bundled model ({', '.join(names)})" if (names := bundled()) else ""
     raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
 
 

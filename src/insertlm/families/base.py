@@ -77,7 +77,7 @@ class Family(nn.Module, ABC):
 
     layer: what the backbone is made of   framing: special tokens of a row
     orders: the values of `decode.order` it knows, beside auto   several: whether a step may write several tokens
-    obedient: whether it keeps to what a prompt demands
+    obedient: whether it keeps to what a prompt demands   appends: whether it writes from left to right
     """
 
     layer: ClassVar[type[Block]] = Block
@@ -85,6 +85,7 @@ class Family(nn.Module, ABC):
     orders: ClassVar[tuple[str, ...]]
     several: ClassVar[bool] = False
     obedient: ClassVar[bool] = False
+    appends: ClassVar[bool] = False
     writable: Tensor
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:

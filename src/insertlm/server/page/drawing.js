@@ -24,7 +24,7 @@ export class Drawing {
   show(trajectory, count) {
     this.last = [trajectory, count];
     const cells = trajectory.after(count).map(({ cell }) => ({ node: Number(cell.text), number: cell.number }));
-    const done = trajectory.ended && count === trajectory.events.length;
+    const done = trajectory.done(count);
     const first = new Map();
     for (const { node, number } of cells) first.set(node, Math.min(number, first.get(node) ?? number));
     for (const [node, element] of this.nodes) {

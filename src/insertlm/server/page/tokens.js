@@ -39,7 +39,7 @@ export class Tokens {
 
   show(count) {
     const { trajectory } = this;
-    const done = trajectory.ended && count === trajectory.events.length;
+    const done = trajectory.done(count);
     const shown = new Map(trajectory.after(count).map(({ cell, text }) => [cell, text]));
     for (const [cell, element] of this.elements) {
       const text = shown.get(cell);

@@ -19,25 +19,43 @@ export class Trajectory {
     return [cell, next];
   }
 
-  /** A token alone may spell less than in its place: half a letter, or a space that was given already. */
+  /** pieces: the finished text, part by part. Its cells take over from them what they spell in the end. */
   finish(pieces) {
+    const spelt = new Map(); // by the number of the insertion
+    const before = new Map(); // what is given between it and the one before it
+    let given = "";
+    for (const { text, order } of pieces) {
+      if (order === null) given += text;
+      else {
+        spelt.set(order, text);
+        before.set(order, given);
+        given = "";
+      }
+    }
+    let open = null; // the first given cell since an inserted one: it takes all that is given up to the next
+    for (const cell of this.cells) {
+      cell.final = spelt.get(cell.number) ?? ""; // half a letter spells nothing: all of it belongs to the other half
+      if (!cell.event) open ??= cell;
+      else if (spelt.has(cell.number)) {
+        if (open) open.final = before.get(cell.number);
+        open = null;
+      }
+      // A token may bring a space that was given in the end, and still needs it where it stands alone.
+      if (cell.event && cell.text !== ` ${cell.final}`) cell.text = cell.final;
+    }
+    if (open) open.final = given;
     this.ended = true;
-    const spelt = new Map(pieces.map((piece) => [piece.order, piece.text]));
-    for (const cell of this.cells) if (cell.event) cell.text = spelt.get(cell.number) ?? "";
+  }
+
+  /** Whether nothing is missing after so many events. */
+  done(count) {
+    return this.ended && count === this.events.length;
   }
 
   /** The cells that are there after so many events, each with the text to show for it. */
   after(count) {
-    const shown = [];
-    const partial = !this.ended || count < this.events.length;
-    for (const cell of this.cells) {
-      if (cell.number >= count) continue;
-      const before = shown.at(-1)?.cell;
-      // While others are missing, a token may stand behind a given space and bring its own.
-      const doubled = partial && cell.event && before && !before.event && before.text.endsWith(" ");
-      shown.push({ cell, text: doubled ? cell.text.replace(/^ /, "") : cell.text });
-    }
-    return shown;
+    const there = this.cells.filter((cell) => cell.number < count);
+    return there.map((cell) => ({ cell, text: this.done(count) ? cell.final : cell.text }));
   }
 
   /** How dark a token is by its number, from 0 for the first to 1 for the last. */

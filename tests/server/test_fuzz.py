@@ -16,6 +16,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
+from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 
 EXAMPLES = int(os.environ.get("INSERTLM_FUZZ", "25"))
@@ -31,7 +32,7 @@ BUSY = settings(
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "not allowed"])
 def test_the_schema_finds_no_server_error(server: Any, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)]
     assert len(operations) >= 9
     for operation in operations:
         _ask(operation, mode, server.url)

@@ -85,6 +85,12 @@ def models() -> list[Model]:
 
 
 @pytest.fixture(scope="session")
+def start() -> Callable[[Any], Any]:
+    """An app as a server, for as long as a `with` lasts."""
+    return run
+
+
+@pytest.fixture(scope="session")
 def serve(models: list[Model]) -> Callable[..., Any]:
     """A server with limits and a key of its own, for as long as a `with` lasts."""
 

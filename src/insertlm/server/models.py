@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from starlette.types import Receive
+
 from insertlm.api import Model
 from insertlm.blanks import cut_out, parse_blanks
 from insertlm.decoding.settings import Prompt
@@ -17,7 +19,7 @@ from insertlm.errors import InsertlmError
 from insertlm.infilling import Filling, Request, begin
 from insertlm.server.errors import RefusedError, invalid
 from insertlm.server.limits import Limits
-from insertlm.server.tickets import Ticket
+from insertlm.server.tickets import Ticket, unless_gone
 from insertlm.server.worker import Worker
 from insertlm.tasks.star import Star
 
@@ -67,27 +69,34 @@ class Shelf:
             one.worker.close(self.limits.seconds)
 
     async def infill(
-        self, one: Served, requests: Sequence[Request], seed: int, changes: dict[str, Any], watched: bool
+        self,
+        one: Served,
+        requests: Sequence[Request],
+        seed: int,
+        changes: dict[str, Any],
+        receive: Receive,
+        watched: bool = True,
     ) -> tuple[Ticket, list[Filling]]:
-        """Begin to fill in blanks. changes: to the recipe's `decode` section, None where there is none"""
+        """Begin to fill in blanks. changes: to the recipe's `decode` section, None where there is none   receive: tells
+        whether the client is still there   watched: whether single insertions are of interest"""
         for request in requests:
             self._check(request)
         settings = one.model.settings(**self._limited(one, changes))
         tokenizer = one.model.text_tokenizer
         drafts = await asyncio.to_thread(begin, one.model.family, tokenizer, requests, settings, seed)
-        return await self._begin(Ticket(one.worker, drafts, settings, watched, self.limits.seconds)), drafts
+        ticket = Ticket(one.worker, drafts, settings, watched, self.limits.seconds)
+        await unless_gone(receive, ticket.begin())
+        return ticket, drafts
 
-    async def solve(self, one: Served, prompt: str, seed: int, watched: bool) -> tuple[Ticket, Writing]:
+    async def solve(self, one: Served, prompt: str, seed: int, receive: Receive) -> tuple[Ticket, Writing]:
         """Begin to write the answer to a prompt."""
         self._check_length(prompt, "prompt")
         task = one.model.recipe.task
         draft = Writing(Prompt(task.parse_prompt(prompt), seed), task.tokenizer)
         settings = one.model.settings(**self._limited(one, {}))
-        return await self._begin(Ticket(one.worker, [draft], settings, watched, self.limits.seconds)), draft
-
-    async def _begin(self, ticket: Ticket) -> Ticket:
-        await ticket.begin()
-        return ticket
+        ticket = Ticket(one.worker, [draft], settings, True, self.limits.seconds)
+        await unless_gone(receive, ticket.begin())
+        return ticket, draft
 
     def _limited(self, one: Served, changes: dict[str, Any]) -> dict[str, Any]:
         wanted = changes.pop("max_steps", None)

@@ -66,14 +66,14 @@ def native_routes(shelf: Shelf) -> APIRouter:
         )
         changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})
         changes["max_steps"] = body.max_tokens
-        ticket, [draft] = await shelf.infill(one, [asked], body.seed, changes, watched=True)
+        ticket, [draft] = await shelf.infill(one, [asked], body.seed, changes, request.receive)
         return await _answer(ticket, draft, request, body.stream, stamp("infill", one), _filled)
 
     @router.post("/v1/solve", response_model=Solution)
     async def solve(body: SolveBody, request: Request) -> Answer | Response:
         """Find the path through a star graph. The same events as of /v1/infill; there are no cells at the start."""
         one = shelf.find(body.model, "star")
-        ticket, draft = await shelf.solve(one, body.prompt, body.seed, watched=True)
+        ticket, draft = await shelf.solve(one, body.prompt, body.seed, request.receive)
         task = one.model.recipe.task
         assert isinstance(task, Star)
         return await _answer(ticket, draft, request, body.stream, stamp("solve", one), partial(_solved, task))

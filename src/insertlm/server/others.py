@@ -35,7 +35,7 @@ def other_routes(shelf: Shelf) -> APIRouter:
         _check(body, prompts, shelf.limits.samples)
         asked = [_between(prompt, body.suffix or "") for prompt in prompts for _ in range(body.n or 1)]
         changes = {"temperature": body.temperature, "top_p": body.top_p, "max_steps": body.max_tokens}
-        ticket, drafts = await shelf.infill(one, asked, body.seed or 0, changes, watched=_streams(one))
+        ticket, drafts = await shelf.infill(one, asked, body.seed or 0, changes, request.receive, _streams(one))
         echoed = [prompt if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
         reply = _Reply(stamp("cmpl", one), [_Growing(draft, stops) for draft in drafts], echoed)
@@ -52,7 +52,7 @@ def other_routes(shelf: Shelf) -> APIRouter:
         most = None if body.n_predict in (None, -1) else max(1, body.n_predict or 0)
         changes = {**body.model_dump(include={"temperature", "top_p", "top_k"}), "max_steps": most}
         asked = _between(body.input_prefix + body.prompt, body.input_suffix)
-        ticket, drafts = await shelf.infill(one, [asked], seed, changes, watched=_streams(one))
+        ticket, drafts = await shelf.infill(one, [asked], seed, changes, request.receive, _streams(one))
         fill = _Growing(drafts[0], body.stop or [])
         if body.stream:
             return EventStream(ticket, lambda: _llama_chunks(ticket, one, fill), named=False)

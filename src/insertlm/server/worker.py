@@ -61,6 +61,7 @@ class Worker:
         self.tokens = self.steps = self.cancelled = 0
         self._session = Session(family)
         self._waiting: deque[Job] = deque()
+        self._jobs: set[Job] = set()  # that wait or are under way
         self._gone: list[Job] = []
         self._texts: dict[int, tuple[Job, int]] = {}  # by the session's key
         self._changed = threading.Condition()
@@ -85,10 +86,11 @@ class Worker:
         with self._changed:
             if not self.alive:
                 raise RefusedError(503, "the server is shutting down")
-            ahead = self.running + sum(len(other.drafts) for other in self._waiting)
+            ahead = sum(len(other.drafts) for other in self._jobs)
             if ahead + len(job.drafts) > self.concurrent + self.queue:
                 raise RefusedError(429, f"{ahead} texts are under way or waiting; try again later")
             self._waiting.append(job)
+            self._jobs.add(job)
             self._changed.notify()
 
     def leave(self, job: Job) -> None:
@@ -120,11 +122,11 @@ class Worker:
         """Those that may begin now; those that nobody waits for are forgotten."""
         with self._changed:
             gone, self._gone = self._gone, []
-            for job in gone:
+            for job in self._jobs.intersection(gone):
                 if job in self._waiting:
                     self._waiting.remove(job)
-                    self.cancelled += 1
                 self._drop(job)
+                self.cancelled += 1
             admitted, count = list[Job](), self.running
             while self._waiting and (not count or count + len(self._waiting[0].drafts) <= self.concurrent):
                 admitted.append(self._waiting.popleft())
@@ -132,11 +134,11 @@ class Worker:
             return admitted
 
     def _drop(self, job: Job) -> None:
-        keys = [key for key, (other, _) in self._texts.items() if other is job]
-        for key in keys:
+        for key in [key for key, (other, _) in self._texts.items() if other is job]:
             self._session.cancel(key)
             del self._texts[key]
-        self.cancelled += bool(keys)
+        with self._changed:
+            self._jobs.discard(job)
 
     def _begin(self, job: Job) -> None:
         try:
@@ -182,6 +184,7 @@ class Worker:
             return
         job.results[number] = result
         if len(job.results) == len(job.drafts):
+            self._drop(job)
             job.tell(Ended([job.results[number] for number in range(len(job.drafts))]))
 
     def _fail(self, job: Job, error: Exception) -> None:

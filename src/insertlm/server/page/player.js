@@ -1,13 +1,14 @@
 // A trajectory up to a moment, live and again: its tokens, a slider over its moments, a play button.
 //
 // Live and replay are one mechanism. Events are appended as the server sends them; the player walks towards the last one
-// at a pace that can be watched, and faster when it falls behind. Whoever takes hold of the slider stops the walk.
+// at a pace that can be watched. Whoever takes hold of the slider stops the walk.
 
 import { Tokens } from "./tokens.js";
 import { Trajectory } from "./trajectory.js";
 
 const PACE = 90; // ms from token to token
-const LAG = 2500; // ms that the picture may be behind the server
+const LONGEST = 4000; // ms for a whole text: a long one goes faster
+const FRAME = 16; // ms: more often is not seen, so several tokens come at once
 const calm = matchMedia("(prefers-reduced-motion: reduce)"); // then nothing walks unless it is told to
 
 export class Player {
@@ -44,7 +45,7 @@ export class Player {
 
   insert(event) {
     this.tokens.add(...this.trajectory.insert(event));
-    this.#show(this.count);
+    this.#showCount();
   }
 
   /** The text is finished, in these pieces. Resolves when the picture has come to its end, or was stopped. */
@@ -87,20 +88,25 @@ export class Player {
 
   #walk() {
     const last = this.trajectory.events.length;
-    const ahead = last - this.count;
-    if (ahead) this.#show(this.live && calm.matches ? last : this.count + 1);
+    const wait = Math.max(FRAME, Math.min(PACE, LONGEST / last));
+    const step = Math.max(1, Math.round((wait * last) / LONGEST));
+    if (this.count < last) this.#show(this.live && calm.matches ? last : Math.min(last, this.count + step));
     else if (!this.live) return this.#pause();
-    this.timer = setTimeout(() => this.#walk(), Math.min(PACE, LAG / Math.max(1, ahead)));
+    this.timer = setTimeout(() => this.#walk(), wait);
   }
 
   #show(count) {
-    const total = this.trajectory.events.length;
     this.count = count;
     this.tokens.show(count);
-    this.slider.max = total;
-    this.slider.value = count;
-    this.slider.setAttribute("aria-valuetext", `after ${count} of ${total} insertions`);
-    this.counter.textContent = `${count} / ${total}`;
+    this.#showCount();
     this.drawn(this.trajectory, count);
+  }
+
+  #showCount() {
+    const total = this.trajectory.events.length;
+    this.slider.max = total;
+    this.slider.value = this.count;
+    this.slider.setAttribute("aria-valuetext", `after ${this.count} of ${total} insertions`);
+    this.counter.textContent = `${this.count} / ${total}`;
   }
 }

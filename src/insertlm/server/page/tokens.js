@@ -17,7 +17,7 @@ export class Tokens {
   start(trajectory) {
     hideTip();
     this.trajectory = trajectory;
-    this.elements = new Map();
+    this.marks = new Map(); // by cell: what stands for it
     this.focused = null;
     this.root.replaceChildren();
     this.root.style.minHeight = "";
@@ -30,27 +30,25 @@ export class Tokens {
   /** next: the cell it comes before; null: it is the last */
   add(cell, next) {
     const element = document.createElement("span");
-    if (cell.event) element.append("", this.#chip(cell)); // the space before a token is not coloured
-    this.elements.set(cell, element);
-    const before = next && this.elements.get(next);
+    const chip = cell.event ? this.#chip(cell) : null;
+    if (chip) element.append("", chip); // the space before a token is not coloured
+    element.hidden = chip !== null; // until it is its turn
+    this.marks.set(cell, { element, chip, text: null, tone: null });
+    const before = next && this.marks.get(next).element;
     // The mark of an open blank stays in front of the given text that follows it.
     this.root.insertBefore(element, before?.previousSibling?.matches(".blank") ? before.previousSibling : before);
   }
 
   show(count) {
     const { trajectory } = this;
-    const done = trajectory.done(count);
-    const shown = new Map(trajectory.after(count).map(({ cell, text }) => [cell, text]));
-    for (const [cell, element] of this.elements) {
-      const text = shown.get(cell);
-      element.hidden = cell.event ? !text : false; // half a letter spells nothing
-      if (!element.hidden) spell(element, text);
-      if (!cell.event) continue;
-      element.lastChild.style.setProperty("--t", trajectory.tone(cell.number));
-      element.lastChild.classList.toggle("latest", cell.number === count - 1 && !done);
+    const latest = trajectory.done(count) ? null : count - 1;
+    const texts = new Map(trajectory.after(count).map(({ cell, text }) => [cell, text]));
+    for (const [cell, mark] of this.marks) {
+      spell(mark, texts.get(cell) ?? "");
+      if (cell.event && texts.has(cell)) colour(mark, trajectory.tone(cell.number), cell.number === latest);
     }
     this.root.dataset.count = count;
-    this.#showBlanks(done);
+    this.#showBlanks(trajectory.done(count));
     this.#keepReachable();
     this.#keepHeight();
     keepTip();
@@ -78,8 +76,8 @@ export class Tokens {
   #showBlanks(done) {
     let empty = false;
     for (const element of this.root.children) {
-      if (element.matches(".blank")) element.hidden = done || !empty;
-      else if (!element.hidden) empty = !element.querySelector(".token");
+      if (element.className === "blank") element.hidden = done || !empty;
+      else if (!element.hidden) empty = !element.firstElementChild;
     }
   }
 
@@ -118,11 +116,20 @@ function blank() {
   return mark;
 }
 
-/** What is as it should be is left alone: a reader may have selected it. */
-function spell(element, text) {
-  const chip = element.querySelector(".token");
-  const space = chip && text.trim() ? text.match(/^\s*/)[0] : "";
-  if (chip && element.firstChild.data !== space) element.firstChild.data = space;
-  const words = text.slice(space.length);
-  if ((chip ?? element).textContent !== words) (chip ?? element).textContent = words;
+// What is as it should be is left alone: a reader may have selected it, and a text may be long.
+
+function spell(mark, text) {
+  if (mark.text === text) return;
+  mark.text = text;
+  if (!mark.chip) return void (mark.element.textContent = text);
+  mark.element.hidden = !text;
+  const space = text.trim() ? text.match(/^\s*/)[0] : "";
+  mark.element.firstChild.data = space;
+  mark.chip.textContent = text.slice(space.length);
+}
+
+function colour(mark, tone, latest) {
+  if (mark.tone !== tone) mark.chip.style.setProperty("--t", tone);
+  mark.tone = tone;
+  mark.chip.classList.toggle("latest", latest);
 }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -226,6 +227,11 @@ class _Writing(InsertionWriter):
 
     family: ILM
 
+    @cached_property
+    def words(self) -> Tensor:
+        """What may be written, as rows of the unembedding: [W, d]. Taken out once, at the first step."""
+        return self.family.unembedding.weight[self.family.writable]
+
     @property
     def policy(self) -> policies.Policy:
         """The likeliest pair is the likeliest token in the slot that has it: only sampling needs all pairs at once."""
@@ -238,10 +244,9 @@ class _Writing(InsertionWriter):
         hidden, where, stop = self._read()
         scope = self.scope(stop >= self.settings.stop_threshold)
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
-        words = self.family.unembedding.weight[self.family.writable]
         sampled = self.settings.joint and self.policy is not policies.best_pair
         insert = self._insert_jointly if sampled else self._insert_in_two_steps
-        slot, token, log_probability = (part[:, None] for part in insert(number, scope, slot_rows, words))
+        slot, token, log_probability = (part[:, None] for part in insert(number, scope, slot_rows))
         full = scope.full if scope.barred is None else scope.full | ~log_probability.isfinite().squeeze(1)
         return Step(scope.complete, full, stop, slot, self.family.writable[token], log_probability)
 
@@ -252,12 +257,11 @@ class _Writing(InsertionWriter):
         hidden, where, stop = self._read()
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open)
         slot_rows = hidden.index_select(0, slots.pack(where))
-        weight, writable = self.family.unembedding.weight, self.family.writable
-        masses = spread(slot_logsumexp(slot_rows, weight[writable]), slots)
+        masses = spread(slot_logsumexp(slot_rows, self.words), slots)
         total = masses.logsumexp(1)
         row, cell, token = torch.tensor(pairs, device=total.device).long().view(-1, 3).unbind(1)
-        logit = (slot_rows[slots.where[row, cell]] * weight[token]).sum(-1)
-        logit = logit.masked_fill(~torch.isin(token, writable), -torch.inf)
+        logit = (slot_rows[slots.where[row, cell]] * self.family.unembedding.weight[token]).sum(-1)
+        logit = logit.masked_fill(~torch.isin(token, self.family.writable), -torch.inf)
         return stop, masses - total[:, None], logit - total[row]
 
     def _read(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,30 +270,26 @@ class _Writing(InsertionWriter):
         stop_row = where.gather(1, self.canvas.prefix[:, None]).squeeze(1)
         return hidden, where, self.family.stop(hidden.index_select(0, stop_row)).softmax(-1)[:, 0]
 
-    def _insert_in_two_steps(
-        self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _insert_in_two_steps(self, number: int, scope: Scope, slot_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A slot, then a token in it."""
-        masses, scores = policies.look(slot_rows, words, self.policy, scope.barred)
+        masses, scores = policies.look(slot_rows, self.words, self.policy, scope.barred)
         mass, score = spread(masses, scope.slots), spread(scores, scope.slots)
         if self.policy in (policies.certainty, policies.margin):
             score = score.masked_fill(~policies.plausible(mass), -torch.inf)
         in_play = 1 if self.settings.joint else self.settings.position_top_k
         slot = choose(score, draws(_SLOT, self.canvas.seed, self.own(number)), k=in_play)
         row = scope.slots.where.gather(1, slot[:, None]).squeeze(1).clamp(min=0)  # slot 0 where all is barred
-        logits = scope.logits(slot_rows.index_select(0, row), words, row)
+        logits = scope.logits(slot_rows.index_select(0, row), self.words, row)
         token = self._choose(logits, number)
         logit = logits.gather(1, token[:, None]).squeeze(1)
         return slot, token, logit - mass.logsumexp(1)
 
-    def _insert_jointly(
-        self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _insert_jointly(self, number: int, scope: Scope, slot_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A pair from the joint distribution. Holds the logits of all slots of the batch, unlike two-step sampling."""
-        logits = spread(scope.logits(slot_rows, words), scope.slots).flatten(1)
+        logits = spread(scope.logits(slot_rows, self.words), scope.slots).flatten(1)
         pair = self._choose(logits, number)
         log_probability = logits.gather(1, pair[:, None]).squeeze(1) - logits.logsumexp(1)
-        return pair // len(words), pair % len(words), log_probability
+        return pair // len(self.words), pair % len(self.words), log_probability
 
     def _choose(self, logits: Tensor, number: int) -> Tensor:
         noise = draws(_TOKEN, self.canvas.seed, self.own(number))

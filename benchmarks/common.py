@@ -12,12 +12,15 @@ from insertlm.config import Recipe, parse_recipe
 from insertlm.evaluation.report import provenance
 from insertlm.tasks.star import PRESETS, Star
 
-__all__ = ["model_arguments", "recipe_of", "report"]
+__all__ = ["STORIES", "model_arguments", "recipe_of", "report"]
+
+
+STORIES = "stories"
 
 
 def model_arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="star-hard", choices=PRESETS)
+    parser.add_argument("--task", default="star-hard", choices=[*PRESETS, STORIES])
     parser.add_argument("--family", default="ilm", help="ilm (default), arm, mdm or it")
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--layers", type=int, help="instead of the preset's")
@@ -38,9 +41,10 @@ def recipe_of(arguments: argparse.Namespace, **sections: dict[str, Any]) -> Reci
     if arguments.layers:
         model |= {"layers": arguments.layers}
     family: dict[str, Any] = {"name": arguments.family}
+    star = PRESETS.get(arguments.task, {})
     if arguments.family == "mdm":
-        family |= {"block": Star(**PRESETS[arguments.task]).longest_target}
-    task = {"preset": arguments.task, **sections.pop("task", {})}
+        family |= {"block": Star(**star).longest_target if star else 1024}
+    task = {"preset": arguments.task if star else "star-easy"}
     return parse_recipe({"task": task, "model": model, "family": family, **sections}, "benchmark")
 
 

@@ -2,6 +2,7 @@
 
 python benchmarks/train_step.py --preset paper                        # on a GPU
 python benchmarks/train_step.py --layers 4 --width 256 --threads 2    # on a CPU
+python benchmarks/train_step.py --preset paper --task stories --batch-size 512    # texts as long as stories
 
 Families see rows of different lengths (--family arm, mdm, it), so compare their microseconds per row.
 """
@@ -11,13 +12,19 @@ from __future__ import annotations
 import statistics
 import time
 
+import numpy as np
 import torch
-from common import model_arguments, recipe_of, report
+from common import STORIES, model_arguments, recipe_of, report
 
 from insertlm.api import choose_device
+from insertlm.families.base import Family
+from insertlm.tasks.base import Examples
+from insertlm.tokenizers import WordTokenizer
 from insertlm.training.loop import build_family
 from insertlm.training.order import Order
 from insertlm.training.step import TrainStep
+
+BLOCK, WORDS = 1024, 30_516  # with six special tokens, the published vocabulary
 
 
 def main() -> None:
@@ -31,9 +38,15 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     repetitions = 5
     steps = arguments.warmup + repetitions * arguments.steps
-    recipe = recipe_of(arguments, task={"train": 20_000}, train={"steps": steps, "batch_size": arguments.batch_size})
-    family = build_family(recipe).to(device).train()
-    rows = family.rows(recipe.task.examples("train"))
+    recipe = recipe_of(arguments, train={"steps": steps, "batch_size": arguments.batch_size})
+    if arguments.task == STORIES:
+        words = WordTokenizer(tuple(map(str, range(WORDS))))
+        family: Family = recipe.family.build(recipe.model, words)
+        rows = family.rows(stories())
+    else:
+        family = build_family(recipe)
+        rows = family.rows(recipe.task.examples("train", 20_000))
+    family.to(device).train()
     order = Order(len(rows.target), arguments.batch_size, recipe.train.seed)
     precision = arguments.precision
     step = TrainStep(
@@ -53,7 +66,7 @@ def main() -> None:
         _wait(device)
         times.append((time.perf_counter() - started) / arguments.steps * 1000)
     milliseconds = statistics.median(times)
-    rows = visible / (repetitions * arguments.steps)
+    visible_rows = visible / (repetitions * arguments.steps)
     report(
         "training step",
         device,
@@ -65,12 +78,21 @@ def main() -> None:
         prefix_lm=recipe.model.prefix_lm,
         batch_size=arguments.batch_size,
         precision="bfloat16" if step.halved else "float32",
-        rows_per_step=round(rows),
+        rows_per_step=round(visible_rows),
         milliseconds=round(milliseconds, 2),
-        microseconds_per_row=round(1e3 * milliseconds / rows, 3),
+        examples_per_second=round(1e3 * arguments.batch_size / milliseconds),
+        microseconds_per_row=round(1e3 * milliseconds / visible_rows, 3),
         spread=[round(min(times), 2), round(max(times), 2)],
         peak_gigabytes=round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
     )
+
+
+def stories(count: int = 20_000) -> Examples:
+    """Random words, as many in a text as there are in a story of TinyStories (mean 205, deviation 75), cut at BLOCK."""
+    draw = np.random.default_rng(0)
+    length = np.clip(draw.gamma(7.5, 205 / 7.5, count), 20, BLOCK).astype(np.int32)
+    target = draw.integers(0, WORDS, (count, BLOCK), dtype=np.int32)
+    return Examples(np.zeros((count, 0), np.int32), np.zeros(count, np.int32), target, length)
 
 
 def _wait(device: torch.device) -> None:

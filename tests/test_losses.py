@@ -59,3 +59,19 @@ def test_types_stay(dtype: torch.dtype) -> None:
     found = slot_logsumexp(hidden, unembedding)
     gradients = torch.autograd.grad(found.sum(), (hidden, unembedding))
     assert {found.dtype, *(gradient.dtype for gradient in gradients)} == {dtype}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="products of bfloat16 that give float32 need CUDA")
+@pytest.mark.parametrize(("rows", "words"), [(7, 5), (300, 30_522)])
+def test_half_precision_is_as_good_as_its_operands(rows: int, words: int) -> None:
+    """Against float64 on the rounded operands: what is lost beyond the rounding is small."""
+    hidden, unembedding, weight = (x.detach().cuda() for x in drawn(rows, words, 64, seed=0))
+    rounded = [(x / 3).bfloat16().float().requires_grad_() for x in (hidden, unembedding)]
+    exact = [x.detach().double().requires_grad_() for x in rounded]
+    with torch.autocast("cuda", torch.bfloat16):
+        found = slot_logsumexp(*rounded)
+    expected = (exact[0] @ exact[1].T).logsumexp(-1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    gradients = torch.autograd.grad(found @ weight.float(), rounded)
+    for a, b in zip(gradients, torch.autograd.grad(expected @ weight, exact), strict=True):
+        assert float((a.double() - b).norm() / b.norm()) < 1e-2

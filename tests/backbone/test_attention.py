@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixAttention, PrefixCache, attend
+from insertlm.backbone.attention import (
+    Attention,
+    CachedAttention,
+    FewAttention,
+    FullAttention,
+    PrefixAttention,
+    PrefixCache,
+    attend,
+)
 from insertlm.packing import Packing, Segments
 
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -244,6 +252,20 @@ def test_the_cached_kernel_is_the_prefix_one() -> None:
         attention = CachedAttention(some, segments_of([pairs[s][1] for s in kept], "cuda"))
         found = attention(0, q[current], k[current], v[current])
         torch.testing.assert_close(found.float(), expected[current].float(), rtol=2e-2, atol=2e-2)
+
+
+@cuda
+@pytest.mark.parametrize("rows", [2, 16, 70])
+def test_few_queries_with_spare_rows_are_the_cached_kernel(rows: int) -> None:
+    prefixes, counts = [3, 1, 7, 64, 128, 150], [min(rows, count) for count in (1, 2, 70, 5, 16, 33)]
+    start = torch.tensor([p + c for p, c in zip(prefixes, counts, strict=True)], dtype=torch.int32).cuda()
+    k, v = (x.detach().cuda() for x in qkv(sum(prefixes), 0, dim=64, dtype=torch.bfloat16)[1:])
+    cache = PrefixCache.of([(k, v)], segments_of(prefixes, "cuda"), room=rows)
+    spare = [x.detach().cuda() for x in qkv(rows * len(counts), 1, dim=64, dtype=torch.bfloat16)]
+    real = (torch.arange(rows) < torch.tensor(counts)[:, None]).flatten().cuda()
+    found = FewAttention(cache, start, rows)(0, *spare)[real]
+    expected = CachedAttention(cache, segments_of(counts, "cuda"))(0, *(x[real] for x in spare))
+    torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
 @cuda

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.families.base import Noise, Rows
-from insertlm.families.ilm import ILM, corrupt
+from insertlm.families.ilm import ILM, IlmConfig, corrupt
 from insertlm.tasks.base import Example, Examples
+from insertlm.tokenizers import WordTokenizer
 
 Fits = Callable[[Tensor, Tensor], bool]
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -130,6 +131,24 @@ def test_every_subset_of_a_size_is_as_likely_as_any_other(tiny_ilm: TinyIlm, fit
     assert fits(torch.bincount(code, minlength=2**length), torch.tensor(chances))
 
 
+def test_a_stretch_is_where_it_may_be_and_sometimes_the_whole(tiny_ilm: TinyIlm, fits: Fits) -> None:
+    """Half of the examples: S uniform on 1 … L, anywhere on the ring, n uniform on 0 … S; the others as ever."""
+    length, count = 5, 30_000
+    rows = equal_targets(tiny_ilm(), length, count)
+    deleted = corrupt(rows, noise_of(count, seed=2), stretch=0.5).deleted
+    chances = torch.zeros(2**length)
+    for size in range(1, length + 1):
+        for first in range(length):
+            ring = [(first + k) % length for k in range(size)]
+            for gone in range(size + 1):
+                subsets = list(combinations(ring, gone))
+                for subset in subsets:
+                    weight = 1 / (length * (size + 1) * len(subsets))
+                    chances[sum(2**j for j in subset)] += weight * (0.5 / length + (0.5 if size == length else 0.0))
+    code = (deleted * 2 ** torch.arange(length)).sum(1)
+    assert fits(torch.bincount(code, minlength=2**length), chances)
+
+
 @pytest.mark.parametrize("other", [Noise(1, torch.arange(9000), torch.ones(9000).long()), noise_of(9000, 1, first=1)])
 def test_epochs_and_neighbours_are_independent(tiny_ilm: TinyIlm, fits: Fits, other: Noise) -> None:
     rows = equal_targets(tiny_ilm(), 3, 9000)
@@ -139,11 +158,13 @@ def test_epochs_and_neighbours_are_independent(tiny_ilm: TinyIlm, fits: Fits, ot
     assert fits(torch.bincount(first[0] * 2 + first[1], minlength=4), torch.ones(4))
 
 
-@given(examples_, seeds)
-def test_visible_is_the_number_of_packed_rows(tiny_ilm: TinyIlm, batch: list[Example], seed: int) -> None:
-    ilm = tiny_ilm()
+@given(examples_, seeds, st.sampled_from([0.0, 0.5, 1.0]))
+def test_visible_is_the_number_of_packed_rows(
+    tiny_ilm: TinyIlm, batch: list[Example], seed: int, stretch: float
+) -> None:
+    ilm = ILM(IlmConfig(stretch=stretch), tiny_ilm().model, WordTokenizer(tuple("012345")))
     rows, noise = ilm.rows(as_examples(batch)), noise_of(len(batch), seed)
-    assert torch.equal(ilm.visible(rows, noise), corrupt(rows, noise).packing.lengths)
+    assert torch.equal(ilm.visible(rows, noise), corrupt(rows, noise, stretch=stretch).packing.lengths)
 
 
 @given(examples_, st.integers(0, 5))

@@ -22,6 +22,7 @@ from insertlm.packing import Packing, Segments
 __all__ = [
     "Attention",
     "CachedAttention",
+    "FewAttention",
     "FullAttention",
     "PrefixAttention",
     "PrefixCache",
@@ -158,18 +159,33 @@ def _stack(mine: Tensor, theirs: Tensor, cells: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class FewAttention:
+    """Like CachedAttention, for a GPU and as many current rows in every sequence, of which some may be spare; the cache
+    stays as it is. The flash kernel would work on 128 queries at a time, and most of them would be empty.
+
+    used: [S] int32, how many rows of each sequence are to be seen, cached and current   rows: current ones of each
+    """
+
+    cache: PrefixCache
+    used: Tensor
+    rows: int
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from insertlm.backbone import kernels
+
+        return kernels.few_queries(q, k, v, self.cache.layers[layer], self.cache.length, self.used, self.rows)
+
+
+@dataclass(frozen=True, eq=False)
 class CachedAttention:
     """The current rows attend to themselves and to their sequence's cached rows.
 
     Current keys are written right behind the cached ones of their sequence; no cached row is moved. The next current
     rows overwrite them, unless the next cache is `kept`.
-
-    used: [S] int32, how many rows of each sequence are to be seen, cached and current; None for all
     """
 
     cache: PrefixCache
     segments: Segments
-    used: Tensor | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layers[layer]
@@ -190,7 +206,7 @@ class CachedAttention:
     @cached_property
     def kept(self) -> PrefixCache:
         """The cache with the current rows among the cached ones, as soon as all layers have been called."""
-        length = self.cache.length + self.segments.lengths if self.used is None else self.used
+        length = self.cache.length + self.segments.lengths
         return PrefixCache(self.cache.layers, length, self.cache.longest + self.segments.longest)
 
     @cached_property

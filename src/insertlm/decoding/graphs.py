@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from insertlm.backbone.attention import CachedAttention, PrefixCache
+from insertlm.backbone.attention import FewAttention, PrefixCache
 from insertlm.backbone.transformer import Transformer
-from insertlm.packing import Segments
 
 __all__ = ["CachedBackbone"]
 
@@ -33,16 +32,22 @@ class _Graph(NamedTuple):
 
 
 class CachedBackbone:
-    """Serves one batch at a time. texts: how many at most   cells: the most rows of a text, prefix included"""
+    """Serves one batch at a time. texts: how many at most   cells: the most rows of a prefix"""
 
     def __init__(self, backbone: Transformer, texts: int, cells: int) -> None:
         self.backbone = backbone
-        self.texts, self.cells = _up(texts, _TEXTS), _up(cells, _ROWS) + _ROWS
+        self.texts, self.cells = _up(texts, _TEXTS), cells
         shape = self.texts, self.cells, backbone.config.heads, backbone.config.width // backbone.config.heads
         empty = torch.zeros(shape, dtype=torch.bfloat16, device=backbone.embedding.weight.device)
         self.layers = [(empty.clone(), empty.clone()) for _ in backbone.blocks]
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
+
+    @staticmethod
+    def takes(backbone: Transformer) -> bool:
+        """Whether there are kernels for such heads."""
+        size = backbone.config.width // backbone.config.heads
+        return backbone.embedding.weight.is_cuda and size >= 16 and size & (size - 1) == 0
 
     def load(self, cache: PrefixCache) -> None:
         """Take over cached prefixes."""
@@ -78,14 +83,11 @@ class CachedBackbone:
         layers = [(k[:texts], v[:texts]) for k, v in self.layers]
 
         def run() -> Tensor:
-            starts = rows * torch.arange(texts + 1, dtype=torch.int32, device=device)
-            cache = PrefixCache(layers, prefix, self.cells - rows)
-            attention = CachedAttention(cache, Segments(starts, rows, texts * rows), used)
+            attention = FewAttention(PrefixCache(layers, prefix, self.cells), used, rows)
             with self.backbone.autocast():
                 hidden: Tensor = self.backbone(tokens.flatten(), positions.flatten(), attention)
             return hidden
 
-        saved = [part[:, 1 : 1 + rows].clone() for layer in layers for part in layer]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -94,8 +96,6 @@ class CachedBackbone:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             hidden = run()
-        for part, rest in zip((part for layer in layers for part in layer), saved, strict=True):
-            part[:, 1 : 1 + rows] = rest  # the run above wrote there
         return _Graph(graph, tokens, positions, prefix, used, hidden)
 
 

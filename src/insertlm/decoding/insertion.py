@@ -46,7 +46,7 @@ class InsertionWriter(ABC):
         ruled = any(prompt.constrained for prompt in prompts)
         self.rules = Rules(prompts, family.writable.tolist()) if ruled else None
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
-        self.captured = self.cache is not None and family.device.type == "cuda"
+        self.captured = self.cache is not None and CachedBackbone.takes(family.backbone)
         self.graphs: CachedBackbone | None = None
 
     @property
@@ -122,7 +122,7 @@ class InsertionWriter(ABC):
         canvas = self.canvas
         if self.graphs is None:
             assert self.cache is not None
-            self.graphs = self.family.cached_backbone(len(canvas), canvas.tokens.shape[1])
+            self.graphs = self.family.cached_backbone(len(canvas), self.cache.longest)
             self.graphs.load(self.cache)
         first = canvas.prefix[:, None]
         cells = (first + canvas.columns[:rows]).clamp(max=canvas.tokens.shape[1] - 1)

@@ -51,7 +51,8 @@ def look(rows: Tensor, words: Tensor, policy: Policy, barred: Tensor | None = No
     """The mass and the score of slots, [S] each, from their hidden rows [S, d] and an unembedding [V, d]. No more
     logits are held at once than in training. barred: [S, V] bool, what may not be written; None: all may"""
     if policy is mass and barred is None:
-        total = slot_logsumexp(rows, words)
+        with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):  # as the rows were made
+            total = slot_logsumexp(rows, words)
         return total, total
     parts = []
     for piece in row_chunks(rows, words):

@@ -135,10 +135,10 @@ class ARM(Family):
         keys = x.dropout if self.training else None
         attention = FullAttention(x.segments, causal=True)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=x.rows)
-        with torch.autocast(hidden.device.type, enabled=False):  # the head in full precision
+        mass = slot_logsumexp(hidden, self.unembedding.weight)
+        with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
             score = (hidden * F.embedding(x.words, self.unembedding.weight)).sum(-1)
-            surprise = slot_logsumexp(hidden, self.unembedding.weight) - score
-            loss = (surprise * x.real).sum() / rows.target_length.sum()
+            loss = ((mass - score) * x.real).sum() / rows.target_length.sum()
         return Losses(loss, {"token_loss": loss.detach()})
 
     # --- Writing

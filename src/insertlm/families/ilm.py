@@ -4,6 +4,8 @@ Design choices, the published ones unless said:
 - A row reads `<stop> prefix <bos> text`; no end token. (<stop> is stored behind the prefix but keeps position 0, so
   that prefix rows are contiguous and, with `prefix_lm`, can be computed once.)
 - Corruption: n uniform on {0 … L}, n of the L target tokens deleted, the survivors closed up. n = 0 teaches to stop.
+  (`stretch`, not the paper's: for that share of the examples n is uniform on {0 … S}, and all deleted tokens lie in one
+  stretch of S, which may run over the end to the beginning. So the model sees what infilling asks for.)
 - One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
   distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
   in decoding only <bos> and what follows it.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +40,7 @@ from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_logsumexp
 from insertlm.noise import hash32, randint
 from insertlm.packing import Packing
-from insertlm.section import NonNegative, Section
+from insertlm.section import Fraction, NonNegative, Section
 from insertlm.tasks.base import Examples
 from insertlm.tokenizers import Tokenizer
 
@@ -45,6 +48,7 @@ __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
 
 # Streams of noise: what a draw is for. Target positions follow from _PLACES on.
 _COUNT, _DROPOUT, _PLACES = 0, 1, 2
+_STRETCHED, _FIRST, _SIZE = -1, -2, -3
 _SLOT, _TOKEN = 0, 1
 _POLICIES: dict[str, policies.Policy] = {
     "mass": policies.mass,
@@ -57,6 +61,7 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
     """The `family` section of a recipe for an ILM."""
 
     stop_weight: NonNegative = 1.0
+    stretch: Fraction = 0.0  # of the examples, in which only one stretch is up for deletion
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ILM:
         return ILM(self, model, tokenizer)
@@ -88,26 +93,41 @@ class Corrupted:
     stop: Tensor
 
 
-def deletion_count(target_length: Tensor, noise: Noise) -> Tensor:
-    """n ~ U{0 … L}, [B]"""
-    return randint(target_length + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+def stretch_size(length: Tensor, noise: Noise, stretch: float) -> Tensor:
+    """How many tokens are up for deletion: all, or for a share of the examples any number of them. [B]"""
+    if not stretch:
+        return length
+    whole = hash32(noise.seed, noise.example, noise.epoch, _STRETCHED) >= int(stretch * 2**32)
+    some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
+    return torch.where(whole, length, torch.minimum(some, length))
 
 
-def deletions(rows: Rows, noise: Noise) -> Tensor:
-    """Which target tokens go: n of them, every subset of that size equally likely. [B, L] bool"""
-    count = deletion_count(rows.target_length, noise)
+def deletion_count(length: Tensor, noise: Noise, stretch: float = 0.0) -> Tensor:
+    """n ~ U{0 … L}, or within a stretch. length: [B], of the targets. Returns [B]"""
+    return randint(stretch_size(length, noise, stretch) + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+
+
+def deletions(rows: Rows, noise: Noise, stretch: float = 0.0) -> Tensor:
+    """Which target tokens go: n of those that may, every subset of that size equally likely. [B, L] bool"""
+    length = rows.target_length[:, None]
+    count = deletion_count(rows.target_length, noise, stretch)
     column = torch.arange(rows.target.shape[1], device=rows.target.device)
     draw = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _PLACES + column)
-    draw = torch.where(column < rows.target_length[:, None], draw, 1 << 32)  # padding goes last
+    may_go = column < length
+    if stretch:
+        first = randint(length, noise.seed, noise.example[:, None], noise.epoch[:, None], _FIRST)
+        offset = (column - first) % length.clamp(min=1)
+        may_go = may_go & (offset < stretch_size(rows.target_length, noise, stretch)[:, None])
+    draw = torch.where(may_go, draw, 1 << 32)  # the others go last
     order = draw.argsort(dim=1, stable=True)
     return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count[:, None])
 
 
-def corrupt(rows: Rows, noise: Noise, capacity: int | None = None) -> Corrupted:
+def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, stretch: float = 0.0) -> Corrupted:
     """Delete, close up and pack."""
     width = rows.given.shape[1]
     columns = torch.arange(width + rows.target.shape[1], device=rows.given.device)
-    deleted = deletions(rows, noise)
+    deleted = deletions(rows, noise, stretch)
     here = columns[:width] < rows.given_length[:, None]
     there = columns[: rows.target.shape[1]] < rows.target_length[:, None]
     packing = Packing(torch.cat([here, there & ~deleted], 1), capacity)
@@ -162,24 +182,25 @@ class ILM(Family):
         return Rows.of(examples, self.specials.stop, self.specials.bos)
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
-        return rows.given_length + rows.target_length - deletion_count(rows.target_length, noise)
+        count = deletion_count(rows.target_length, noise, self.config.stretch)
+        return rows.given_length + rows.target_length - count
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
         """The token insertion loss and the stop loss, each a plain mean over examples."""
-        x = corrupt(rows, noise, capacity)
+        x = corrupt(rows, noise, capacity, self.config.stretch)
         keys = x.dropout if self.training else None
         attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)
-        with torch.autocast(hidden.device.type, enabled=False):  # both heads in full precision
-            token_loss = self._token_loss(hidden, x, rows)
+        mass = slot_logsumexp(hidden, self.unembedding.weight)
+        with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
+            token_loss = self._token_loss(hidden, mass, x, rows)
             stop_logits = self.stop(hidden.index_select(0, x.stop))
             stop_loss = F.cross_entropy(stop_logits, (x.count > 0).long())
         total = token_loss + self.config.stop_weight * stop_loss
         return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
 
-    def _token_loss(self, hidden: Tensor, x: Corrupted, rows: Rows) -> Tensor:
+    def _token_loss(self, hidden: Tensor, mass: Tensor, x: Corrupted, rows: Rows) -> Tensor:
         """logsumexp of all slots' mass − mean score of the deleted tokens in their slots; 0 where none is deleted."""
-        mass = slot_logsumexp(hidden, self.unembedding.weight)
         is_slot = x.packing.keep & (x.packing.where != x.stop[:, None])
         slots = mass.gather(0, x.packing.where.clamp(min=0).flatten()).view_as(is_slot)
         log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)
@@ -226,6 +247,11 @@ class _Writing(InsertionWriter):
 
     family: ILM
 
+    @cached_property
+    def words(self) -> Tensor:
+        """What may be written, as rows of the unembedding: [W, d]. Taken out once, at the first step."""
+        return self.family.unembedding.weight[self.family.writable]
+
     @property
     def policy(self) -> policies.Policy:
         """The likeliest pair is the likeliest token in the slot that has it: only sampling needs all pairs at once."""
@@ -238,10 +264,9 @@ class _Writing(InsertionWriter):
         hidden, where, stop = self._read()
         scope = self.scope(stop >= self.settings.stop_threshold)
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
-        words = self.family.unembedding.weight[self.family.writable]
         sampled = self.settings.joint and self.policy is not policies.best_pair
         insert = self._insert_jointly if sampled else self._insert_in_two_steps
-        slot, token, log_probability = (part[:, None] for part in insert(number, scope, slot_rows, words))
+        slot, token, log_probability = (part[:, None] for part in insert(number, scope, slot_rows))
         full = scope.full if scope.barred is None else scope.full | ~log_probability.isfinite().squeeze(1)
         return Step(scope.complete, full, stop, slot, self.family.writable[token], log_probability)
 
@@ -252,12 +277,11 @@ class _Writing(InsertionWriter):
         hidden, where, stop = self._read()
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open)
         slot_rows = hidden.index_select(0, slots.pack(where))
-        weight, writable = self.family.unembedding.weight, self.family.writable
-        masses = spread(slot_logsumexp(slot_rows, weight[writable]), slots)
+        masses = spread(policies.look(slot_rows, self.words, policies.mass)[0], slots)
         total = masses.logsumexp(1)
         row, cell, token = torch.tensor(pairs, device=total.device).long().view(-1, 3).unbind(1)
-        logit = (slot_rows[slots.where[row, cell]] * weight[token]).sum(-1)
-        logit = logit.masked_fill(~torch.isin(token, writable), -torch.inf)
+        logit = (slot_rows[slots.where[row, cell]] * self.family.unembedding.weight[token]).sum(-1)
+        logit = logit.masked_fill(~torch.isin(token, self.family.writable), -torch.inf)
         return stop, masses - total[:, None], logit - total[row]
 
     def _read(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,30 +290,26 @@ class _Writing(InsertionWriter):
         stop_row = where.gather(1, self.canvas.prefix[:, None]).squeeze(1)
         return hidden, where, self.family.stop(hidden.index_select(0, stop_row)).softmax(-1)[:, 0]
 
-    def _insert_in_two_steps(
-        self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _insert_in_two_steps(self, number: int, scope: Scope, slot_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A slot, then a token in it."""
-        masses, scores = policies.look(slot_rows, words, self.policy, scope.barred)
+        masses, scores = policies.look(slot_rows, self.words, self.policy, scope.barred)
         mass, score = spread(masses, scope.slots), spread(scores, scope.slots)
         if self.policy in (policies.certainty, policies.margin):
             score = score.masked_fill(~policies.plausible(mass), -torch.inf)
         in_play = 1 if self.settings.joint else self.settings.position_top_k
         slot = choose(score, draws(_SLOT, self.canvas.seed, self.own(number)), k=in_play)
         row = scope.slots.where.gather(1, slot[:, None]).squeeze(1).clamp(min=0)  # slot 0 where all is barred
-        logits = scope.logits(slot_rows.index_select(0, row), words, row)
+        logits = scope.logits(slot_rows.index_select(0, row), self.words, row)
         token = self._choose(logits, number)
         logit = logits.gather(1, token[:, None]).squeeze(1)
         return slot, token, logit - mass.logsumexp(1)
 
-    def _insert_jointly(
-        self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _insert_jointly(self, number: int, scope: Scope, slot_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A pair from the joint distribution. Holds the logits of all slots of the batch, unlike two-step sampling."""
-        logits = spread(scope.logits(slot_rows, words), scope.slots).flatten(1)
+        logits = spread(scope.logits(slot_rows, self.words), scope.slots).flatten(1)
         pair = self._choose(logits, number)
         log_probability = logits.gather(1, pair[:, None]).squeeze(1) - logits.logsumexp(1)
-        return pair // len(words), pair % len(words), log_probability
+        return pair // len(self.words), pair % len(self.words), log_probability
 
     def _choose(self, logits: Tensor, number: int) -> Tensor:
         noise = draws(_TOKEN, self.canvas.seed, self.own(number))

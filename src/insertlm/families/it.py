@@ -120,17 +120,19 @@ class IT(Family):
         keys = x.dropout if self.training else None
         attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=slots.rows)
-        with torch.autocast(hidden.device.type, enabled=False):  # the head in full precision
-            token_loss, end_loss = self._slot_losses(hidden, slots, rows.target, x.deleted)
+        mass = slot_logsumexp(hidden, self.unembedding.weight)
+        with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
+            token_loss, end_loss = self._slot_losses(hidden, mass, slots, rows.target, x.deleted)
         return Losses(token_loss + end_loss, {"token_loss": token_loss.detach(), "end_loss": end_loss.detach()})
 
-    def _slot_losses(self, hidden: Tensor, slots: Slots, target: Tensor, deleted: Tensor) -> tuple[Tensor, Tensor]:
+    def _slot_losses(
+        self, hidden: Tensor, mass: Tensor, slots: Slots, target: Tensor, deleted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """−log P of the missing tokens, averaged in each slot, and of <eos> in empty slots. Never builds the logits.
 
-        hidden: [S, d]   target, deleted: [B, L]
+        hidden: [S, d]   mass: [S]   target, deleted: [B, L]
         """
         count, cells, of = slots.packing.lengths, slots.packing.where, slots.of.flatten()
-        mass = slot_logsumexp(hidden, self.unembedding.weight)
         word = F.embedding(target, self.unembedding.weight)
         score = (hidden.index_select(0, of).view_as(word) * word).sum(-1)
         surprise = (mass.index_select(0, of).view_as(score) - score) * deleted

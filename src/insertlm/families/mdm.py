@@ -204,15 +204,15 @@ class MDM(Family):
         key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, x.place)
         keys = x.packing.pack(key).int() if self.training else None
         hidden = self.hidden(x, time, x.cells.flatten(), keys)
-        with torch.autocast(hidden.device.type, enabled=False):  # in full precision, as the norm before
-            lost = self._cross_entropy(hidden, rows.target.flatten()).view_as(masked) * masked
+        lost = self._cross_entropy(hidden, rows.target.flatten()).view_as(masked) * masked
         token_loss = lost.sum() / masked.sum().clamp(min=1)
         return Losses((lost / time[:, None]).mean(), {"token_loss": token_loss.detach()})
 
     def _cross_entropy(self, hidden: Tensor, target: Tensor) -> Tensor:
         """hidden: [N, width]   target: [N]   Returns [N]."""
         mass = slot_logsumexp(hidden, self.unembedding.weight.index_select(0, self.words))
-        return mass - (hidden * F.embedding(target, self.unembedding.weight)).sum(-1)
+        with torch.autocast(hidden.device.type, enabled=False):  # in full precision, as the norm before
+            return mass - (hidden * F.embedding(target, self.unembedding.weight)).sum(-1)
 
     # --- Writing
 

@@ -12,20 +12,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import msgspec
 import pytest
-import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from lettering import FREE, Few, Letters, build, text_model
 
 from insertlm import api
-from insertlm.api import Model
-from insertlm.backbone.transformer import ModelConfig
 from insertlm.cli import main
-from insertlm.config import Recipe
-from insertlm.decoding.settings import DecodeConfig
 from insertlm.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
@@ -33,48 +29,8 @@ from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
 from insertlm.infilling import Infilling, Request, infill
-from insertlm.tokenizers import Specials
 
 HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking a failure would take minutes
-FREE = DecodeConfig(temperature=1.0, position_top_k=0, max_steps=12)
-
-
-class Letters:
-    """A lossless tokenizer: bytes, and a few words with the space before them."""
-
-    words = tuple(bytes([byte]) for byte in range(256)) + tuple(
-        word.encode() for word in (" the", " cat", " dog", "dog")
-    )
-    specials = Specials(*range(len(words), len(words) + 6))
-    size = len(words) + 6
-    alphabet: ClassVar[Sequence[int]] = range(len(words))
-    _pattern = re.compile(b"|".join(re.escape(word) for word in words[:255:-1]) + b"|.", re.DOTALL)
-
-    @property
-    def writable(self) -> list[int]:
-        return list(self.alphabet)
-
-    def encode(self, text: str) -> list[int]:
-        return [self.words.index(match[0]) for match in self._pattern.finditer(text.encode())]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(self.words[i] for i in ids).decode(errors="replace")
-
-
-class Few(Letters):
-    """The same of which few are written: banned and required words come about often."""
-
-    alphabet = (*Letters().encode("acdgot "), *range(256, 260))
-
-
-def build(config: Any, tokenizer: Any = Letters, max_length: int = 200) -> Family:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = ModelConfig(layers=1, width=8, heads=2, hidden=12, max_length=max_length)
-        family: Family = config.build(model, tokenizer())
-        for parameter in family.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return family.double().eval().requires_grad_(False)
 
 
 @pytest.fixture(scope="module")
@@ -292,8 +248,7 @@ def test_words_that_cannot_be_kept_out() -> None:
 @pytest.fixture
 def command(few: Family, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """What `insertlm infill` prints, and says on standard error; with a model of text in place of any other."""
-    recipe = SimpleNamespace(task=SimpleNamespace(tokenizer=Letters()), decode=FREE)
-    model = Model(few, cast(Recipe, recipe), Path("text"))
+    model = text_model(few)
     monkeypatch.setattr(api, "load", lambda name, device: model)
 
     def run(*arguments: str, code: int = 0) -> tuple[str, str]:
@@ -397,8 +352,7 @@ def test_a_model_of_graphs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_method_of_a_model(few: Family) -> None:
-    recipe = SimpleNamespace(task=SimpleNamespace(tokenizer=Letters()), decode=FREE)
-    model = Model(few, cast(Recipe, recipe), Path("text"))
+    model = text_model(few)
     first, second = model.infill("a ___ b", samples=2, seed=3, max_length=3, top_p=0.9)
     assert first.text == model.infill("a ___ b", seed=3, max_length=3, top_p=0.9)[0].text
     assert second.text == model.infill("a ___ b", seed=4, max_length=3, top_p=0.9)[0].text

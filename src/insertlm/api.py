@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import msgspec
 import torch
@@ -14,20 +14,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from insertlm.config import Recipe, change_decode, load_recipe
+from insertlm.decoding.score import Score
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
+from insertlm.drafts import Stream, Writing
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
 from insertlm.export.hub import fetch, is_hub_id
 from insertlm.families.base import Family
 from insertlm.files import reason
-from insertlm.infilling import Infilling, Lengths, Request, infill
+from insertlm.infilling import Infilling, Lengths, Request, begin, infill
 from insertlm.tasks.text import Text
 from insertlm.tokenizers import Tokenizer, WordTokenizer
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
 
-__all__ = ["BUNDLED", "Model", "choose_device", "load", "prepare"]
+__all__ = ["BUNDLED", "Model", "bundled", "choose_device", "load", "prepare"]
 
 BUNDLED = "star-hard-mini"
 _ASSETS = Path(__file__).parent / "assets"
@@ -36,7 +38,16 @@ _ASSETS = Path(__file__).parent / "assets"
 @dataclass(frozen=True)
 class Model:
     """A trained model with its recipe, the folder it came from, and the training step of its weights (None: released,
-    so the run is over)."""
+    so the run is over).
+
+    Several threads may use it at once: on a CPU they work side by side, on a GPU they take turns.
+
+    >>> model = insertlm.load("star-hard-mini")
+    >>> graph = (
+    ...     "4>7 7>1 1>6 6>0 0>11 11>12 7>9 9>2 2>5 5>8 8>3 7>20 20>21 21>22 22>23 23>24 "
+    ...     "7>30 30>31 31>32 32>33 33>34 7>40 40>41 41>42 42>43 43>44 : 4 3"
+    ... )
+    """
 
     family: Family
     recipe: Recipe
@@ -48,13 +59,44 @@ class Model:
         """Whether it came with the package, whose folders are not for writing."""
         return self.folder.parent == _ASSETS
 
+    @overload
     def generate(
-        self, prompts: Sequence[str], *, seed: int = 0, batch_size: int = 64, **settings: Any
-    ) -> list[Trajectory]:
+        self,
+        prompts: Sequence[str],
+        *,
+        seed: int = 0,
+        batch_size: int = 64,
+        stream: Literal[False] = False,
+        **settings: Any,
+    ) -> list[Trajectory]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[str], *, seed: int = 0, batch_size: int = 64, stream: Literal[True], **settings: Any
+    ) -> Stream[Trajectory]: ...
+
+    def generate(
+        self, prompts: Sequence[str], *, seed: int = 0, batch_size: int = 64, stream: bool = False, **settings: Any
+    ) -> list[Trajectory] | Stream[Trajectory]:
         """Write one sequence for every prompt, as text of the model's task (star: `"3>8 8>12 0>7 … : 3 12"`).
 
         `settings` override the recipe's `decode` section, e.g. `temperature=0.8`. Sequence i depends on its prompt, the
         model and `seed + i` alone.
+
+        >>> [path] = model.generate([graph])
+        >>> model.decode(path.ids)
+        '4 7 7 9 9 2 2 5 5 8 8 3'
+
+        With `stream`, insertions come as they happen; the sequences themselves are the stream's `results`.
+
+        >>> text = []
+        >>> stream = model.generate([graph], stream=True)
+        >>> for event in stream:
+        ...     text.insert(event.at, event.text)
+        >>> " ".join(text)
+        '4 7 7 9 9 2 2 5 5 8 8 3'
+        >>> stream.results == [path]
+        True
         """
         if isinstance(prompts, str):
             raise InsertlmError("generate: expected a list of prompts, got one string")
@@ -62,7 +104,46 @@ class Model:
             raise InsertlmError(f"generate: expected batch_size >= 1 and 0 <= seed < 2^62, got {batch_size} and {seed}")
         decode = self.settings(**settings)
         ready = [Prompt(self._prefix(text, i), seed + i) for i, text in enumerate(prompts)]
+        if stream:
+            drafts = [Writing(prompt, self.recipe.task.tokenizer) for prompt in ready]
+            return Stream(self.family, drafts, decode, batch_size)
         return list(generate(self.family, ready, decode, batch_size))
+
+    @overload
+    def infill(
+        self,
+        text: str,
+        *,
+        blanks: Sequence[tuple[int, int]] | None = None,
+        samples: int = 1,
+        seed: int = 0,
+        anywhere: bool = False,
+        min_length: Lengths = None,
+        max_length: Lengths = None,
+        banned: Sequence[str] = (),
+        required: Sequence[str] = (),
+        batch_size: int = 64,
+        stream: Literal[False] = False,
+        **settings: Any,
+    ) -> list[Infilling]: ...
+
+    @overload
+    def infill(
+        self,
+        text: str,
+        *,
+        blanks: Sequence[tuple[int, int]] | None = None,
+        samples: int = 1,
+        seed: int = 0,
+        anywhere: bool = False,
+        min_length: Lengths = None,
+        max_length: Lengths = None,
+        banned: Sequence[str] = (),
+        required: Sequence[str] = (),
+        batch_size: int = 64,
+        stream: Literal[True],
+        **settings: Any,
+    ) -> Stream[Infilling]: ...
 
     def infill(
         self,
@@ -77,12 +158,16 @@ class Model:
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
         batch_size: int = 64,
+        stream: bool = False,
         **settings: Any,
-    ) -> list[Infilling]:
+    ) -> list[Infilling] | Stream[Infilling]:
         """Fill in the blanks of a text, `"The conference, ___ was postponed."`; see infilling.py for what is promised.
 
         Of `samples` texts, the i-th depends on what is asked, the model and `seed + i` alone. `settings` override the
         recipe's `decode` section (all but its `max_length`, which here is a blank's). The other arguments: see Request.
+
+        With `stream`, insertions come as they happen; the filled texts are the stream's `results`. A sample that has
+        banned words to keep out is shown when it is done.
         """
         tokenizer = self.text_tokenizer
         if min(samples, batch_size) < 1 or not 0 <= seed < 1 << 62:
@@ -91,7 +176,25 @@ class Model:
                 f"{seed}"
             )
         request = Request(text, blanks, anywhere, min_length, max_length, banned, required)
-        return infill(self.family, tokenizer, [request] * samples, self.settings(**settings), seed, batch_size)
+        requests, decode = [request] * samples, self.settings(**settings)
+        if stream:
+            return Stream(self.family, begin(self.family, tokenizer, requests, decode, seed), decode, batch_size)
+        return infill(self.family, tokenizer, requests, decode, seed, batch_size)
+
+    def score(self, text: str, prompt: str = "", *, batch_size: int = 64) -> Score:
+        """How likely a text is to the model, decision by decision: see Score for what each number means. prompt: what
+        the text is an answer to, as for `generate`. Looks at as many variants of the text as it has tokens.
+
+        >>> score = model.score("4 7 7 9 9 2 2 5 5 8 8 3", graph)
+        >>> score.stop_probability > 0.99, min(score.tokens) > 0.99, max(score.stops) < 0.01
+        (True, True, True)
+        >>> model.score("4 7 7 9 9 2 2 5 5 8", graph).stop_probability < 0.01
+        True
+        """
+        if batch_size < 1:
+            raise InsertlmError(f"score: expected batch_size >= 1, got {batch_size}")
+        prefix, ids = self.recipe.task.parse_prompt(prompt), self.recipe.task.tokenizer.encode(text)
+        return self.family.score(prefix, ids, batch_size)
 
     @property
     def text_tokenizer(self) -> Tokenizer:
@@ -159,9 +262,13 @@ def choose_device(name: str | None = None) -> torch.device:
     return device
 
 
+def bundled() -> list[str]:
+    """The names of the models that come with the package."""
+    return sorted(path.parent.name for path in _ASSETS.glob("*/recipe.yaml"))
+
+
 def _find(name: str) -> Path:
-    bundled = sorted(path.parent.name for path in _ASSETS.glob("*/recipe.yaml"))
-    if name in bundled:
+    if name in bundled():
         return _ASSETS / name
     try:
         if (Path(name) / "recipe.yaml").is_file():
@@ -170,7 +277,7 @@ def _find(name: str) -> Path:
         raise InsertlmError(f"{name}: cannot be read: {reason(error)}") from error
     if is_hub_id(name):
         return fetch(name)
-    known = f", or a bundled model ({', '.join(bundled)})" if bundled else ""
+    known = f", or a bundled model ({', '.join(names)})" if (names := bundled()) else ""
     raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
 
 

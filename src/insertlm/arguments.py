@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.rubrics import RUBRICS
+from insertlm.server.limits import Limits
 
 __all__ = ["OVERRIDES", "parser"]
 
@@ -27,6 +29,7 @@ OVERRIDES = {
     "data infilling": (),
     "export": (),
     "solve": (),
+    "serve": (),
     "plot": ("decode",),
 }
 
@@ -88,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
         _add_data_infilling,
         _add_export,
         _add_solve,
+        _add_serve,
         _add_plot,
     ):
         add(subparsers)
@@ -280,6 +284,20 @@ def _add_solve(subparsers: Any) -> None:
     note = "A clue reads like `left-of LHS c 2 2 RHS c 2 1 CLUE_END`; `insertlm data zebra` prints some."
     command = _add(subparsers, "solve", "solve a zebra puzzle by deduction, or say what is wrong with it", note)
     command.add_argument("file", type=Path, metavar="FILE", help="its clues; - reads them from standard input")
+
+
+def _add_serve(subparsers: Any) -> None:
+    note = "A key can also be given as the environment variable INSERTLM_API_KEY. See docs/serving.md."
+    command = _add(subparsers, "serve", "serve models over HTTP", note)
+    about = "run folders or bundled models (default: all bundled ones)"
+    command.add_argument("models", nargs="*", metavar="MODEL", help=about)
+    command.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
+    command.add_argument("--port", type=_whole(0, 65535), default=8000, metavar="N", help="(default: 8000; 0: any)")
+    command.add_argument("--api-key", metavar="KEY", help="what clients must send (default: nothing)")
+    for limit in fields(Limits):
+        about = f"{limit.metadata['about']} (default: {limit.default})"
+        command.add_argument(f"--max-{limit.name}", type=_count, default=limit.default, metavar="N", help=about)
+    _add_device(command)
 
 
 def _add_data_infilling(subparsers: Any) -> None:

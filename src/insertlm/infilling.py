@@ -17,27 +17,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-import torch
-
-from insertlm.blanks import cut_out, parse_blanks
-from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
+from insertlm.decoding.settings import DecodeConfig
 from insertlm.decoding.trajectory import Trajectory
+from insertlm.drafts import Draft, Piece, spell
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
 from insertlm.families.base import Family
+from insertlm.requests import Given, Lengths, Request, Run, Task, whole_word
 from insertlm.tokenizers import Tokenizer
 
-__all__ = ["Infilling", "Lengths", "Request", "Span", "infill"]
+__all__ = ["Filling", "Infilling", "Lengths", "Request", "Span", "begin", "infill"]
 
-Run = tuple[int, ...]
-Lengths = int | None | Sequence[int | None]
 _ATTEMPTS = 50  # at keeping banned words out of a sample
 
 
@@ -47,26 +43,6 @@ class Span(NamedTuple):
     text: str
     new: bool
     latest: bool = False
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a text with blanks.
-
-    text: with `___` for blanks, see `parse_blanks`   blanks: ranges of its characters instead, see `cut_out`
-    min_length, max_length: of every blank in tokens, or a list with one for each (None: at least one token, if the
-    model's family can be told so; no maximum)   lengths_of: texts for the blanks, whose numbers of tokens are taken for
-    both: a masked model needs to know them   banned, required: words, as they are written
-    """
-
-    text: str
-    blanks: Sequence[tuple[int, int]] | None = None
-    anywhere: bool = False
-    min_length: Lengths = None
-    max_length: Lengths = None
-    banned: Sequence[str] = ()
-    required: Sequence[str] = ()
-    lengths_of: Sequence[str] | None = None
 
 
 def infill(
@@ -79,80 +55,53 @@ def infill(
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Infilling]:
     """A text for every request, the i-th with the seed `seed + i`; it depends on these and the model alone."""
-    tasks = _tasks(family, tokenizer, requests, settings)
-    prompts = {number: task.prompt(seed + number) for number, task in enumerate(tasks)}
-    done: dict[int, Infilling] = {}
-    for _ in range(_ATTEMPTS):
-        written = generate(family, list(prompts.values()), settings, batch_size, progress)
-        again: dict[int, Prompt] = {}
-        for (number, prompt), trajectory in zip(prompts.items(), written, strict=True):
-            done[number] = Infilling(trajectory, tasks[number].given, tokenizer)
-            if spelling := done[number].spelling(requests[number].banned):
-                again[number] = replace(prompt, banned=(*prompt.banned, spelling))
-        if not again:
-            return [done[number] for number in range(len(tasks))]
-        prompts, progress = again, lambda done: None
-    stuck = requests[min(prompts)].banned
-    raise InsertlmError(f"cannot keep {' and '.join(map(repr, stuck))} out of the text; expected other banned words")
+    fillings = begin(family, tokenizer, requests, settings, seed)
+    done: dict[Filling, Infilling] = {}
+    left = fillings
+    while left:
+        written = generate(family, [filling.prompt for filling in left], settings, batch_size, progress)
+        for filling, trajectory in zip(left, written, strict=True):
+            if (result := filling.finish(trajectory)) is not None:
+                done[filling] = result
+        left, progress = [filling for filling in left if filling not in done], lambda done: None
+    return [done[filling] for filling in fillings]
 
 
-def _tasks(family: Family, tokenizer: Tokenizer, requests: Sequence[Request], settings: DecodeConfig) -> list[_Task]:
-    """Requests in ids; several samples of one share it."""
-    heads = _heads(tokenizer) if family.obedient else frozenset()
-    tasks: dict[int, _Task] = {}
+def begin(
+    family: Family, tokenizer: Tokenizer, requests: Sequence[Request], settings: DecodeConfig, seed: int
+) -> list[Filling]:
+    """What to decode for requests, the i-th with the seed `seed + i`. Several samples of one share their ids."""
+    tasks: dict[int, Task] = {}
     for number, request in enumerate(requests, start=1):
         if id(request) not in tasks:
             try:
-                tasks[id(request)] = _Task.of(family, tokenizer, request, settings, heads)
+                tasks[id(request)] = Task.of(family, tokenizer, request, settings)
             except InsertlmError as error:
                 where = f"text {number}: " if requests[0] is not requests[-1] else ""
                 raise InsertlmError(f"{where}{error}") from error
-    return [tasks[id(request)] for request in requests]
+    return [Filling(tasks[id(request)], request, tokenizer, seed + i) for i, request in enumerate(requests)]
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What was given, in ids.
+class Filling(Draft["Infilling"]):
+    """A sample of a request under way. With banned words it may have to be written again, so it is not shown before it
+    is done."""
 
-    text: all pieces, joined   ids: what the model sees of them   places: by open gap, where it is in the text
-    blanks: the gap of each blank   spaces: the gaps before which a space is hidden
-    """
+    def __init__(self, task: Task, request: Request, tokenizer: Tokenizer, seed: int) -> None:
+        super().__init__(task.prompt(seed), tokenizer, task.given.cells, sorted(task.given.places))
+        self.given, self.banned, self.attempts = task.given, request.banned, 0
+        self.held = bool(request.banned)
 
-    text: str
-    ids: list[int]
-    places: Mapping[int, int]
-    blanks: list[int]
-    spaces: frozenset[int]
-
-    @classmethod
-    def of(cls, pieces: Sequence[str], tokenizer: Tokenizer, anywhere: bool) -> _Given:
-        ids, places, blanks, spaces, end = list[int](), dict[int, int](), list[int](), list[int](), 0
-        for number, piece in enumerate(pieces):
-            last = number == len(pieces) - 1
-            hidden = not last and piece.endswith(" ") and (number == 0 or len(piece) > 1)
-            seen = piece[:-1] if hidden else piece
-            tokens = tokenizer.encode(seen)
-            if anywhere:
-                places |= {len(ids) + k: end + at for k, at in _boundaries(tokenizer, seen, tokens).items()}
-            ids += tokens
-            end += len(piece)
-            if not last:
-                if blanks and blanks[-1] == len(ids):
-                    raise InsertlmError(f"blanks {number} and {number + 1}: the model sees nothing between them")
-                blanks.append(len(ids))
-                places[len(ids)] = end  # behind the space, and no longer a boundary of the piece
-                spaces += [len(ids)] if hidden else []
-        return cls("".join(pieces), ids, places, blanks, frozenset(spaces))
-
-    def bounds_for(self, fills: Sequence[str], tokenizer: Tokenizer) -> dict[int, Bounds]:
-        """As many tokens for every blank as such a fill has."""
-        if len(fills) != len(self.blanks):
-            raise InsertlmError(f"lengths_of: expected a text for each of {len(self.blanks)} blanks, got {len(fills)}")
-        written = {
-            gap: f" {fill}" if gap in self.spaces else fill for gap, fill in zip(self.blanks, fills, strict=True)
-        }
-        counts = {gap: len(tokenizer.encode(fill)) for gap, fill in written.items()}
-        return {gap: Bounds(count, count) for gap, count in counts.items()}
+    def finish(self, trajectory: Trajectory) -> Infilling | None:
+        result = Infilling(trajectory, self.given, self.tokenizer)
+        spelling = result.spelling(self.banned)
+        if not spelling:
+            return result
+        self.attempts += 1
+        if self.attempts == _ATTEMPTS:
+            words = " and ".join(map(repr, self.banned))
+            raise InsertlmError(f"cannot keep {words} out of the text; expected other banned words")
+        self.prompt = replace(self.prompt, banned=(*self.prompt.banned, spelling))
+        return None
 
 
 @dataclass(frozen=True)
@@ -160,7 +109,7 @@ class Infilling:
     """A text with its blanks filled. trajectory: how it came about, in ids"""
 
     trajectory: Trajectory
-    given: _Given
+    given: Given
     tokenizer: Tokenizer
 
     @property
@@ -183,6 +132,17 @@ class Infilling:
         return self.trajectory.complete
 
     @property
+    def pieces(self) -> list[Piece]:
+        """All of the text, in order: what was given, and what each event wrote."""
+        given, pieces, end = self.given, list[Piece](), 0
+        for gap, numbers in sorted(self._inserted.items()):
+            pieces.append(Piece(given.text[end : given.places[gap]], None))
+            end = given.places[gap]
+            parts = spell(self.tokenizer, self._ids(numbers), " " if gap in given.spaces else "")
+            pieces += map(Piece, parts, numbers)
+        return [piece for piece in (*pieces, Piece(given.text[end:], None)) if piece.text]
+
+    @property
     def frames(self) -> Iterator[list[Span]]:
         """The text after every step that wrote something, with what it wrote marked."""
         done = 0
@@ -194,7 +154,7 @@ class Infilling:
     def spelling(self, words: Sequence[str]) -> Run:
         """The inserted ids of one of these words, if there is one."""
         text, before = self.text, 0
-        found = [match.span() for word in words for match in _whole(word).finditer(text)]
+        found = [match.span() for word in words for match in whole_word(word).finditer(text)]
         for gap, fill in sorted(self._texts.items()):
             first = self.given.places[gap] + before
             before += len(fill)
@@ -251,114 +211,3 @@ class Infilling:
         first = max(k for k in range(len(numbers)) if k == 0 or lengths[k] <= start)
         last = min(k for k in range(first + 1, len(lengths)) if k == len(numbers) or lengths[k] >= end)
         return tuple(self._ids(numbers[first:last]))
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A request in ids, see Prompt."""
-
-    given: _Given
-    bounds: Mapping[int, Bounds]
-    banned: tuple[Run, ...]
-    required: tuple[Run, ...]
-    heads: frozenset[int]
-
-    @classmethod
-    def of(
-        cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig, heads: frozenset[int]
-    ) -> _Task:
-        pieces = parse_blanks(request.text) if request.blanks is None else cut_out(request.text, request.blanks)
-        if len(pieces) == 1 and not request.anywhere:
-            raise InsertlmError("the text has no blank; expected ___ where something is missing (or anywhere)")
-        given = _Given.of(pieces, tokenizer, anywhere=False)
-        if request.lengths_of is None:
-            bounds = _bounds(request, given.blanks, 1 if family.obedient else 0)
-        else:
-            bounds = given.bounds_for(request.lengths_of, tokenizer)
-        _check_room(family, settings, given, bounds)
-        if request.anywhere:
-            given = _Given.of(pieces, tokenizer, anywhere=True)  # takes long for texts that have no room anyway
-        banned, required = _banned(family, tokenizer, request), _required(family, tokenizer, request)
-        return cls(given, bounds, banned, required, heads if given.spaces else frozenset())
-
-    def prompt(self, seed: int) -> Prompt:
-        given = self.given
-        heads = (given.spaces, self.heads) if self.heads else ()
-        return Prompt([], seed, given.ids, frozenset(given.places), self.bounds, self.banned, self.required, *heads)
-
-
-def _boundaries(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int, int]:
-    """Where a text can be taken apart between its tokens: how many tokens and how many characters are before it."""
-    if tokenizer.decode(ids) != text:
-        raise InsertlmError("anywhere: the model's tokenizer does not give back what it reads; expected blanks alone")
-    found = {}
-    for k in range(len(ids) + 1):
-        before = tokenizer.decode(ids[:k])
-        if before + tokenizer.decode(ids[k:]) == text:
-            found[k] = len(before)
-    return found
-
-
-def _bounds(request: Request, blanks: Sequence[int], least: int) -> dict[int, Bounds]:
-    lows = _each("min_length", request.min_length, len(blanks))
-    highs = _each("max_length", request.max_length, len(blanks))
-    bounds = {}
-    for gap, low, high in zip(blanks, lows, highs, strict=True):
-        default = least if high is None else min(least, high)
-        bound = Bounds(default if low is None else low, high)
-        if bound.least < 0 or (high is not None and high < bound.least):
-            raise InsertlmError(f"expected 0 <= min_length <= max_length, got {bound.least} and {high}")
-        if bound != Bounds():
-            bounds[gap] = bound
-    return bounds
-
-
-def _each(name: str, lengths: Lengths, count: int) -> list[int | None]:
-    if lengths is None or isinstance(lengths, int):
-        return [lengths] * count
-    if len(lengths) != count:
-        raise InsertlmError(f"{name}: expected a number, or one for each of the {count} blanks, got {len(lengths)}")
-    return list(lengths)
-
-
-def _check_room(family: Family, settings: DecodeConfig, given: _Given, bounds: Mapping[int, Bounds]) -> None:
-    longest = min(settings.max_length or family.model.max_length, family.model.max_length) - family.framing
-    owed = sum(least for least, _ in bounds.values())
-    if len(given.ids) + owed > longest:
-        raise InsertlmError(
-            f"the text has {len(given.ids):,} tokens and its {len(given.blanks):,} blanks need {owed:,} or more; "
-            f"the model takes {longest:,}"
-        )
-
-
-def _required(family: Family, tokenizer: Tokenizer, request: Request) -> tuple[Run, ...]:
-    runs = {word: tuple(tokenizer.encode(f" {word}")) for word in request.required}
-    for word, run in runs.items():
-        if not word.strip() or not _can_write(family, run) or word not in tokenizer.decode(run):
-            raise InsertlmError(f"the model cannot write {word!r}; expected other required words")
-        if banned := [other for other in request.banned if _whole(other).search(word)]:
-            raise InsertlmError(f"{word!r} is required and {banned[0]!r} is banned; expected one of the two")
-    return tuple(runs.values())
-
-
-def _banned(family: Family, tokenizer: Tokenizer, request: Request) -> tuple[Run, ...]:
-    if not all(word.strip() for word in request.banned):
-        raise InsertlmError("banned: expected words, got an empty one")
-    runs = (tuple(tokenizer.encode(form)) for word in request.banned for form in (word, f" {word}"))
-    return tuple(run for run in dict.fromkeys(runs) if run and _can_write(family, run))
-
-
-def _heads(tokenizer: Tokenizer) -> frozenset[int]:
-    """What begins with a space."""
-    spaced = {token: text for token in tokenizer.writable if (text := tokenizer.decode([token])).startswith(" ")}
-    return frozenset(token for token, text in spaced.items() if text.strip()) or frozenset(spaced)
-
-
-def _can_write(family: Family, run: Run) -> bool:
-    return bool(torch.isin(torch.tensor(run), family.writable.cpu()).all())
-
-
-def _whole(word: str) -> re.Pattern[str]:
-    """As a word of its own: not next to letters or digits, where the word itself has one."""
-    before, behind = (r"\b" if re.match(r"\w", edge) else "" for edge in (word[0], word[-1]))
-    return re.compile(before + re.escape(word) + behind)

@@ -43,6 +43,8 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def __hash__(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class WordTokenizer:

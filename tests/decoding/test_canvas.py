@@ -59,7 +59,7 @@ class Line:
         assert canvas.tokens[row, :used][order].tolist() == [STOP, *prefix, *text]
         assert canvas.tokens[row, : len(prefix)].tolist() == prefix
         assert set(canvas.open[row].nonzero().squeeze(1).tolist()) == self.open
-        assert [int(count[row]) for count in canvas.counts] == [used, len(prefix), len(self.open)]
+        assert [int(count[row]) for count in canvas.counts[:3]] == [used, len(prefix), len(self.open)]
         assert canvas.used[row].tolist() == [cell < used for cell in range(canvas.tokens.shape[1])]
 
 
@@ -112,3 +112,25 @@ def test_selected_rows_go_on_alone() -> None:
     assert part.length.tolist() == [4]
     assert canvas.tokens[1, 3] != 7
     assert not bool(canvas.open[1, 3])
+
+
+@given(st.lists(prompts(), min_size=2, max_size=4), st.data())
+@settings(max_examples=40)
+def test_rows_that_join_are_what_they_were(batch: list[Prompt], data: st.DataObject) -> None:
+    """However much room each has; steps are counted from the one at which they joined."""
+    lines, rooms = [Line(prompt, 0) for prompt in batch], [data.draw(st.integers(2, 6)) for _ in batch]
+    canvases = [Canvas.start([prompt], STOP, BOS, room, CPU) for prompt, room in zip(batch, rooms, strict=True)]
+    whole = canvases[0]
+    for turn, canvas in enumerate(canvases[1:], start=1):
+        cell = max(lines[0].open)
+        canvas.insert(torch.tensor([[max(lines[turn].open)]]), torch.tensor([[20 + turn]]))
+        lines[turn].insert(max(lines[turn].open), 20 + turn)
+        if turn == 1:
+            whole.insert(torch.tensor([[cell]]), torch.tensor([[40]]))
+            lines[0].insert(cell, 40)
+        whole = whole.join(canvas, turn)
+    assert whole.counts.begun.tolist() == list(range(len(batch)))
+    assert whole.limit.tolist() == whole.counts.limit.tolist()
+    for row, (line, room) in enumerate(zip(lines, rooms, strict=True)):
+        line.check(whole, row)
+        assert int(whole.limit[row]) == line.used - 1 + room

@@ -193,7 +193,7 @@ def test_what_would_complete_a_banned_run_is_barred() -> None:
 
 def test_heads_are_for_the_edge_of_their_gap() -> None:
     text = RuledText(Prompt([], start=[1], headed=frozenset({1}), heads=frozenset({4})))
-    assert (text.move(False, 9).edges, text.move(False, 9).heads) == ([2], {4})
+    assert (text.move(False, 9).edges, text.move(False, 9).heads) == ([2], frozenset({4}))
     text.write(2, 4)
     assert (text.move(False, 9).slots, text.move(False, 9).edges) == ([1, 2, 3], [2])
 

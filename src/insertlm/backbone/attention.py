@@ -143,6 +143,20 @@ class PrefixCache:
         layers = [(k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.layers]
         return PrefixCache(layers, self.length.index_select(0, chosen), self.longest)
 
+    def join(self, other: PrefixCache, room: int) -> PrefixCache:
+        """The sequences of both; room: the most other rows one will have"""
+        longest = max(self.longest, other.longest)
+        layers = [
+            (_stack(k, their_k, longest + room), _stack(v, their_v, longest + room))
+            for (k, v), (their_k, their_v) in zip(self.layers, other.layers, strict=True)
+        ]
+        return PrefixCache(layers, torch.cat([self.length, other.length]), longest)
+
+
+def _stack(mine: Tensor, theirs: Tensor, cells: int) -> Tensor:
+    """[S, C, H, D] and [S', C', H, D] to [S + S', cells, H, D]"""
+    return torch.cat([F.pad(part, (0, 0, 0, 0, 0, cells - part.shape[1])) for part in (mine, theirs)])
+
 
 @dataclass(frozen=True, eq=False)
 class FewAttention:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,13 +28,16 @@ class Counts(NamedTuple):
     length: NDArray[np.int64]
     prefix: NDArray[np.int64]
     open: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    begun: NDArray[np.int64]
 
 
 @dataclass
 class Canvas:
     """tokens, ranks: [B, C]   open: [B, C] bool, whether a token may be inserted right behind this one
-    length: [B] cells in use   prefix: [B] of them prefix   row: [B] which prompt   seed: [B]
-    counts: the host's own copy of lengths, prefixes and numbers of open cells, so that the device need not be asked"""
+    length: [B] cells in use   prefix: [B] of them prefix   limit: [B] most cells   row: [B] which prompt   seed: [B]
+    counts: the host's own copy of lengths, prefixes, numbers of open cells and limits, so that the device need not be
+    asked, and the step at which each row began"""
 
     counts: Counts
     tokens: Tensor
@@ -41,15 +45,20 @@ class Canvas:
     open: Tensor
     length: Tensor
     prefix: Tensor
+    limit: Tensor
     row: Tensor
     seed: Tensor
 
     @classmethod
-    def start(cls, prompts: Sequence[Prompt], stop: int, bos: int, room: int, device: torch.device) -> Canvas:
-        """`room`: the most insertions any row will see. The last column takes what is written nowhere."""
+    def start(
+        cls, prompts: Sequence[Prompt], stop: int, bos: int, room: int | NDArray[np.int64], device: torch.device
+    ) -> Canvas:
+        """`room`: the most insertions any row will see, or each will, [B]. The last column takes what is written
+        nowhere."""
         prefix = np.array([len(prompt.prefix) for prompt in prompts])
         length = prefix + 2 + np.array([len(prompt.start) for prompt in prompts])
-        columns = np.arange(length.max() + room + 1)
+        limit = length + room
+        columns = np.arange(length.max() + np.max(room) + 1)
         tokens = np.zeros((len(prompts), len(columns)), np.int64)
         for cells, prompt, used in zip(tokens, prompts, length, strict=True):
             cells[:used] = [*prompt.prefix, stop, bos, *prompt.start]
@@ -61,8 +70,8 @@ class Canvas:
                 cells[:] = False
                 cells[[first + gap for gap in prompt.open]] = True
         seed = np.array([prompt.seed for prompt in prompts])
-        parts = (tokens, ranks, open_, length, prefix, np.arange(len(prompts)), seed)
-        counts = Counts(length, prefix, open_.sum(1))
+        parts = (tokens, ranks, open_, length, prefix, limit, np.arange(len(prompts)), seed)
+        counts = Counts(length, prefix, open_.sum(1), limit, np.zeros_like(length))
         return cls(counts, *(torch.tensor(part, device=device) for part in parts))
 
     def __len__(self) -> int:
@@ -89,6 +98,19 @@ class Canvas:
         here = rows.cpu().numpy()
         still = Counts(*(count[here] for count in counts))
         return Canvas(still, *(part.index_select(0, rows) for part in parts))
+
+    def join(self, other: Canvas, number: int) -> Canvas:
+        """The rows of both. Those of `other` begin with step `number`."""
+        late = other.counts._replace(begun=other.counts.begun + number)
+        counts = Counts(*(np.concatenate(pair) for pair in zip(self.counts, late, strict=True)))
+        columns = int(counts.limit.max()) + 1
+        parts = []
+        for part in fields(self)[1:]:
+            mine, theirs = getattr(self, part.name), getattr(other, part.name)
+            if mine.dim() == 2:
+                mine, theirs = (F.pad(cells, (0, columns - cells.shape[1])) for cells in (mine, theirs))
+            parts.append(torch.cat([mine, theirs]))
+        return Canvas(counts, *parts)
 
     def insert(self, slot: Tensor, token: Tensor) -> Tensor:
         """Put token[b, k] right behind the cell slot[b, k] of row b, for all k at once. A row's slots are distinct; -1

@@ -43,7 +43,7 @@ class Move(NamedTuple):
     never: Collection[int] = ()
     barred: Sequence[tuple[int, int]] = ()
     edges: Sequence[int] = ()
-    heads: Collection[int] = ()
+    heads: frozenset[int] = frozenset()
 
 
 class RuledText:

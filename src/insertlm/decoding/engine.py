@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,7 +22,9 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Insertion, Trajectory
 from insertlm.errors import InsertlmError
 
-__all__ = ["Step", "Writer", "check", "decode"]
+__all__ = ["Joinable", "Step", "Writer", "check", "decode", "known", "turn"]
+
+_TURN = threading.RLock()
 
 
 class Step(NamedTuple):
@@ -65,6 +69,22 @@ class Writer(Protocol):
         ...
 
 
+@runtime_checkable
+class Joinable(Writer, Protocol):
+    """A writer that lets other texts join the ones it holds, see session.py. Where a text's result depends on the
+    number of the step, it counts from the step at which the text began."""
+
+    def stay_open(self) -> None:
+        """Texts may join from now on: nothing may be captured, or shared, for the batch as it is."""
+        ...
+
+    def join(self, other: Self, number: int) -> None:
+        """Take over the texts of another writer, of the same family and settings, before its first step; here they
+        begin with step `number`. Limits on length and steps may differ. Either all texts of both have a prefix or none
+        has, and either all or none is constrained."""
+        ...
+
+
 def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: int) -> None:
     """`longest`: the most tokens a row may have, `specials` special ones included."""
     for prompt in prompts:
@@ -80,6 +100,12 @@ def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: in
                 raise InsertlmError(
                     f"a prompt opens gap {gap}; its text of {len(prompt.start)} tokens has gaps 0 … {len(prompt.start)}"
                 )
+
+
+def turn(device: torch.device) -> AbstractContextManager[object]:
+    """Threads take turns on a GPU: while one captures a graph, no other may ask for memory, and all batches share one
+    set of graphs. On a CPU they work side by side."""
+    return _TURN if device.type == "cuda" else nullcontext()
 
 
 @torch.inference_mode()
@@ -124,7 +150,7 @@ class _Record:
     def trajectories(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         ended, *columns = (torch.cat(parts).cpu() for parts in zip(*self.endings, strict=True))
         rows, stops, complete = (column[ended].tolist() for column in columns)
-        endings = dict(zip(rows, zip(map(_known, stops), complete, strict=True), strict=True))
+        endings = dict(zip(rows, zip(map(known, stops), complete, strict=True), strict=True))
         events = self._insertions(len(prompts))
         return [
             Trajectory(prompt.prefix, prompt.start, events[row], *endings[row]) for row, prompt in enumerate(prompts)
@@ -143,7 +169,7 @@ class _Record:
         real = np.flatnonzero(rank >= 0)
         order = real[np.lexsort((rank[real], step[real], row[real]))]
         lines = zip(*(column[order].tolist() for column in (step, rank, token, score, stop)), strict=True)
-        insertions = [Insertion(number, place, word, sure, _known(over)) for number, place, word, sure, over in lines]
+        insertions = [Insertion(number, place, word, sure, known(over)) for number, place, word, sure, over in lines]
         bounds = np.searchsorted(row[order], np.arange(count + 1)).tolist()
         return [insertions[first:last] for first, last in itertools.pairwise(bounds)]
 
@@ -153,5 +179,6 @@ def _flat(part: Tensor, like: Tensor) -> Tensor:
     return (part[:, None].expand_as(like) if part.dim() == 1 else part).flatten()
 
 
-def _known(probability: float) -> float | None:
+def known(probability: float) -> float | None:
+    """A stop probability, None where the model cannot tell."""
     return None if math.isnan(probability) else probability

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,23 +33,21 @@ _PATIENCE = 4  # steps
 class InsertionWriter(ABC):
     """A model at work on one batch of canvases. With `prefix_lm` the prefix is computed here, once.
 
-    longest: the most tokens of a row
+    captured: whether to work with CUDA graphs, which the family lends to one batch at a time
     """
 
     def __init__(self, family: Family, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
-        self.family, self.settings, self.longest = family, settings, longest
-        room = longest - min(len(prompt.prefix) + len(prompt.start) + family.framing for prompt in prompts)
+        self.family, self.settings = family, settings
+        room = longest - np.array([len(prompt.prefix) + len(prompt.start) + family.framing for prompt in prompts])
         if settings.parallel == 1:
-            room = min(room, settings.max_steps)
+            room = room.clip(max=settings.max_steps)
         specials = family.specials
         self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
         ruled = any(prompt.constrained for prompt in prompts)
         self.rules = Rules(prompts, family.writable.tolist()) if ruled else None
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
+        self.captured = self.cache is not None and CachedBackbone.takes(family.backbone)
         self.graphs: CachedBackbone | None = None
-        if self.cache is not None and CachedBackbone.takes(family.backbone):
-            self.graphs = family.cached_backbone(len(prompts), self.cache.longest)
-            self.graphs.load(self.cache)
 
     @property
     def row(self) -> Tensor:
@@ -56,23 +55,40 @@ class InsertionWriter(ABC):
 
     @property
     def patience(self) -> int:
-        return 1 if self.graphs is None else _PATIENCE
+        return _PATIENCE if self.captured else 1
 
     @property
     def full(self) -> Tensor:
         """[B] bool: no room, or no place."""
-        return (self.canvas.length >= self.longest) | ~self.canvas.open.any(1)
+        return (self.canvas.length >= self.canvas.limit) | ~self.canvas.open.any(1)
 
     @abstractmethod
     def step(self, number: int) -> Step: ...
 
-    def scope(self, number: int, done: Tensor) -> Scope:
+    def scope(self, done: Tensor) -> Scope:
         """done: [B] bool, which texts the model itself would end"""
         if self.rules is not None:
-            left = np.minimum(self.longest - self.canvas.counts.length, self.settings.max_steps - number)
-            return self.rules.scope(self.canvas, done, left)
+            return self.rules.scope(self.canvas, done, self.canvas.counts.limit - self.canvas.counts.length)
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
         return Scope(done, self.full, slots)
+
+    def own(self, number: int) -> Tensor | int:
+        """Step `number` as each text counts it: [B], or one number for all."""
+        begun = self.canvas.counts.begun
+        if (begun == begun[0]).all():
+            return number - int(begun[0])
+        return torch.from_numpy(number - begun).to(self.canvas.seed.device)
+
+    def stay_open(self) -> None:
+        self.captured = False
+
+    def join(self, other: Self, number: int) -> None:
+        self.canvas = self.canvas.join(other.canvas, number)
+        if self.rules is not None and other.rules is not None:
+            self.rules.join(other.rules)
+        if self.cache is not None and other.cache is not None:
+            room = self.canvas.tokens.shape[1] - int(self.canvas.counts.prefix.min())
+            self.cache = self.cache.join(other.cache, room)
 
     def select(self, rows: Tensor) -> None:
         self.canvas = self.canvas.select(rows)
@@ -91,8 +107,8 @@ class InsertionWriter(ABC):
     def hidden(self) -> tuple[Tensor, Tensor]:
         """Hidden rows of all but the prefix, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
         canvas = self.canvas
-        length, prefix, _ = canvas.counts
-        if self.graphs is not None:
+        length, prefix = canvas.counts.length, canvas.counts.prefix
+        if self.captured:
             return self._replayed(int((length - prefix).max()))
         written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]), counts=length - prefix)
         if self.cache is None:
@@ -103,8 +119,11 @@ class InsertionWriter(ABC):
 
     def _replayed(self, rows: int) -> tuple[Tensor, Tensor]:
         """The same with every text given as many rows as the longest has."""
-        assert self.graphs is not None
         canvas = self.canvas
+        if self.graphs is None:
+            assert self.cache is not None
+            self.graphs = self.family.cached_backbone(len(canvas), self.cache.longest)
+            self.graphs.load(self.cache)
         first = canvas.prefix[:, None]
         cells = (first + canvas.columns[:rows]).clamp(max=canvas.tokens.shape[1] - 1)
         tokens, positions = canvas.tokens.gather(1, cells), canvas.ranks.gather(1, cells)

@@ -42,7 +42,8 @@ def choose(
     return (logits - (-noise(logits.shape[-1]).log()).log()).argmax(-1)
 
 
-def draws(stream: int, seed: Tensor, number: int) -> Callable[[int], Tensor]:
+def draws(stream: int, seed: Tensor, number: Tensor | int) -> Callable[[int], Tensor]:
     """Uniform noise for `choose` that depends on a text's seed, the step and what it is for; made only if needed.
-    seed: [B]"""
-    return lambda width: uniform(stream, seed[:, None], number, torch.arange(width, device=seed.device))
+    seed: [B]   number: of the step, or of each text's, [B]"""
+    own = number if isinstance(number, int) else number[:, None]
+    return lambda width: uniform(stream, seed[:, None], own, torch.arange(width, device=seed.device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ class Rules:
     def __init__(self, prompts: Sequence[Prompt], words: Sequence[int]) -> None:
         self.texts = [RuledText(prompt) for prompt in prompts]
         self.columns = {word: number for number, word in enumerate(words)}
-        self._shared: dict[int, Tensor] = {}
+        self._shared: dict[frozenset[int], Tensor] = {}
 
     def scope(self, canvas: Canvas, done: Tensor, left: NDArray[np.int64]) -> Scope:
         """done: [B] bool, which texts the model itself would end   left: [B], how many tokens the limits allow"""
@@ -56,6 +56,9 @@ class Rules:
         slots = Packing(torch.from_numpy(shown).to(done.device), counts=shown.sum(1))
         none_left = torch.from_numpy(left <= 0).to(done.device)
         return Scope(complete, full | none_left, slots, self._barred(moves, slots))
+
+    def join(self, other: Rules) -> None:
+        self.texts += other.texts
 
     def select(self, rows: Sequence[int]) -> None:
         self.texts = [self.texts[row] for row in rows]
@@ -87,10 +90,10 @@ class Rules:
                 barred[slots.where[b, move.edges]] |= ~self._in_play(move.heads).to(owner.device)
         return barred
 
-    def _in_play(self, words: Collection[int]) -> Tensor:
+    def _in_play(self, words: frozenset[int]) -> Tensor:
         """[W] bool; texts share what they were given"""
-        if id(words) not in self._shared:
+        if words not in self._shared:
             mask = torch.zeros(len(self.columns), dtype=torch.bool)
             mask[[self.columns[word] for word in words if word in self.columns]] = True
-            self._shared[id(words)] = mask
-        return self._shared[id(words)]
+            self._shared[words] = mask
+        return self._shared[words]

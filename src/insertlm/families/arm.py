@@ -112,6 +112,7 @@ def _cells(matrix: Tensor, length: Tensor) -> Tensor:
 class ARM(Family):
     framing = 1  # <bos>
     orders = ()
+    appends = True
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from insertlm.backbone.transformer import Block, ModelConfig, Transformer
 from insertlm.decoding.constraints import check_rules
-from insertlm.decoding.engine import Writer, check, decode
+from insertlm.decoding.engine import Writer, check, decode, turn
 from insertlm.decoding.graphs import CachedBackbone
+from insertlm.decoding.score import Score
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
@@ -76,7 +77,7 @@ class Family(nn.Module, ABC):
 
     layer: what the backbone is made of   framing: special tokens of a row
     orders: the values of `decode.order` it knows, beside auto   several: whether a step may write several tokens
-    obedient: whether it keeps to what a prompt demands
+    obedient: whether it keeps to what a prompt demands   appends: whether it writes from left to right
     """
 
     layer: ClassVar[type[Block]] = Block
@@ -84,6 +85,7 @@ class Family(nn.Module, ABC):
     orders: ClassVar[tuple[str, ...]]
     several: ClassVar[bool] = False
     obedient: ClassVar[bool] = False
+    appends: ClassVar[bool] = False
     writable: Tensor
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -112,6 +114,12 @@ class Family(nn.Module, ABC):
 
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
         """Write one text for every prompt, all at once."""
+        longest = self.check(prompts, settings)
+        with turn(self.device):
+            return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
+
+    def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
+        """Refuse what cannot be decoded. Returns the most tokens a row may have, for `writer`."""
         longest = min(settings.max_length or self.model.max_length, self.model.max_length)
         check(prompts, longest, self.vocabulary, self.framing)
         if settings.order not in (known := ("auto", *self.orders)):
@@ -119,7 +127,7 @@ class Family(nn.Module, ABC):
         if settings.parallel != 1 and not self.several:
             raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
         self._check_rules([prompt for prompt in prompts if prompt.constrained], longest)
-        return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
+        return longest
 
     def _check_rules(self, prompts: Sequence[Prompt], longest: int) -> None:
         if prompts and not self.obedient:
@@ -127,6 +135,10 @@ class Family(nn.Module, ABC):
         writable = frozenset(self.writable.tolist()) if prompts else frozenset()
         for prompt in prompts:
             check_rules(prompt, writable, longest - len(prompt.prefix) - len(prompt.start) - self.framing)
+
+    def score(self, prefix: Sequence[int], text: Sequence[int], batch_size: int = 64) -> Score:
+        """Probabilities of a text that is given whole. batch_size: how many of its n + 1 variants to look at at once"""
+        raise InsertlmError("score: this family has no distribution over slots and tokens; expected an ilm")
 
     def cached_backbone(self, texts: int, cells: int) -> CachedBackbone:
         """The backbone in CUDA graphs, kept from batch to batch and made anew only for larger ones."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +29,11 @@ from torch import Tensor, nn
 from insertlm.backbone.attention import bidirectional_attention
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding import policies
-from insertlm.decoding.engine import Step, Writer
+from insertlm.decoding.engine import Step, Writer, turn
 from insertlm.decoding.insertion import InsertionWriter, spread
 from insertlm.decoding.sampling import choose, draws
 from insertlm.decoding.scope import Scope
+from insertlm.decoding.score import Score, restoring_gaps, with_each_left_out
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
@@ -221,11 +223,35 @@ class ILM(Family):
                 )
         return _Writing(self, prompts, settings, longest)
 
+    @torch.inference_mode()
+    def score(self, prefix: Sequence[int], text: Sequence[int], batch_size: int = 64) -> Score:
+        variants, first_slot = with_each_left_out(prefix, text), len(prefix) + 1
+        longest = self.check(variants[:1], DecodeConfig())
+        stops, slots, tokens = list[float](), list[float](), [0.0] * len(text)
+        for first in range(0, len(variants), batch_size):
+            batch = variants[first : first + batch_size]
+            left_out = [(row, first - 1 + row) for row in range(len(batch)) if first + row > 0]
+            pairs = [(row, k, first_slot + gap) for row, k in left_out for gap in restoring_gaps(text, k)]
+            with turn(self.device):
+                writing = _Writing(self, batch, DecodeConfig(), longest)
+                writing.stay_open()
+                stop, masses, found = writing.appraise([(row, cell, text[k]) for row, k, cell in pairs])
+            stops += stop.tolist()
+            slots = slots or masses[0, first_slot : first_slot + len(text) + 1].exp().tolist()
+            for (_, k, _), probability in zip(pairs, found.exp().tolist(), strict=True):
+                tokens[k] += probability
+        return Score(list(text), stops[0], slots, tokens, stops[1:])
+
 
 class _Writing(InsertionWriter):
     """An ILM at work."""
 
     family: ILM
+
+    @cached_property
+    def words(self) -> Tensor:
+        """What may be written, as rows of the unembedding: [W, d]. Taken out once, at the first step."""
+        return self.family.unembedding.weight[self.family.writable]
 
     @property
     def policy(self) -> policies.Policy:
@@ -236,43 +262,56 @@ class _Writing(InsertionWriter):
 
     def step(self, number: int) -> Step:
         """The stop probability and the next insertion of every text."""
-        hidden, where = self.hidden()
-        stop_row = where.gather(1, self.canvas.prefix[:, None]).squeeze(1)
-        stop = self.family.stop(hidden.index_select(0, stop_row)).softmax(-1)[:, 0]
-        scope = self.scope(number, stop >= self.settings.stop_threshold)
+        hidden, where, stop = self._read()
+        scope = self.scope(stop >= self.settings.stop_threshold)
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
-        words = self.family.unembedding.weight[self.family.writable]
         sampled = self.settings.joint and self.policy is not policies.best_pair
         insert = self._insert_jointly if sampled else self._insert_in_two_steps
-        slot, token, log_probability = (part[:, None] for part in insert(number, scope, slot_rows, words))
+        slot, token, log_probability = (part[:, None] for part in insert(number, scope, slot_rows))
         full = scope.full if scope.barred is None else scope.full | ~log_probability.isfinite().squeeze(1)
         return Step(scope.complete, full, stop, slot, self.family.writable[token], log_probability)
 
-    def _insert_in_two_steps(
-        self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def appraise(self, pairs: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """What the model thinks of the texts as they stand. pairs: N of a row, a cell in it and an id
+        Returns the stop probabilities, [B], the log-probabilities of cells as slots, [B, C], and of an insertion of
+        that id behind that cell, [N]."""
+        hidden, where, stop = self._read()
+        slots = Packing(self.canvas.slots, counts=self.canvas.counts.open)
+        slot_rows = hidden.index_select(0, slots.pack(where))
+        masses = spread(policies.look(slot_rows, self.words, policies.mass)[0], slots)
+        total = masses.logsumexp(1)
+        row, cell, token = torch.tensor(pairs, device=total.device).long().view(-1, 3).unbind(1)
+        logit = (slot_rows[slots.where[row, cell]] * self.family.unembedding.weight[token]).sum(-1)
+        logit = logit.masked_fill(~torch.isin(token, self.family.writable), -torch.inf)
+        return stop, masses - total[:, None], logit - total[row]
+
+    def _read(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden rows and their places, see `hidden`, and the stop probabilities, [B]"""
+        hidden, where = self.hidden()
+        stop_row = where.gather(1, self.canvas.prefix[:, None]).squeeze(1)
+        return hidden, where, self.family.stop(hidden.index_select(0, stop_row)).softmax(-1)[:, 0]
+
+    def _insert_in_two_steps(self, number: int, scope: Scope, slot_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A slot, then a token in it."""
-        masses, scores = policies.look(slot_rows, words, self.policy, scope.barred)
+        masses, scores = policies.look(slot_rows, self.words, self.policy, scope.barred)
         mass, score = spread(masses, scope.slots), spread(scores, scope.slots)
         if self.policy in (policies.certainty, policies.margin):
             score = score.masked_fill(~policies.plausible(mass), -torch.inf)
         in_play = 1 if self.settings.joint else self.settings.position_top_k
-        slot = choose(score, draws(_SLOT, self.canvas.seed, number), k=in_play)
+        slot = choose(score, draws(_SLOT, self.canvas.seed, self.own(number)), k=in_play)
         row = scope.slots.where.gather(1, slot[:, None]).squeeze(1).clamp(min=0)  # slot 0 where all is barred
-        logits = scope.logits(slot_rows.index_select(0, row), words, row)
+        logits = scope.logits(slot_rows.index_select(0, row), self.words, row)
         token = self._choose(logits, number)
         logit = logits.gather(1, token[:, None]).squeeze(1)
         return slot, token, logit - mass.logsumexp(1)
 
-    def _insert_jointly(
-        self, number: int, scope: Scope, slot_rows: Tensor, words: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _insert_jointly(self, number: int, scope: Scope, slot_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A pair from the joint distribution. Holds the logits of all slots of the batch, unlike two-step sampling."""
-        logits = spread(scope.logits(slot_rows, words), scope.slots).flatten(1)
+        logits = spread(scope.logits(slot_rows, self.words), scope.slots).flatten(1)
         pair = self._choose(logits, number)
         log_probability = logits.gather(1, pair[:, None]).squeeze(1) - logits.logsumexp(1)
-        return pair // len(words), pair % len(words), log_probability
+        return pair // len(self.words), pair % len(self.words), log_probability
 
     def _choose(self, logits: Tensor, number: int) -> Tensor:
-        noise = draws(_TOKEN, self.canvas.seed, number)
+        noise = draws(_TOKEN, self.canvas.seed, self.own(number))
         return choose(logits, noise, self.settings.temperature, self.settings.top_k, self.settings.top_p)

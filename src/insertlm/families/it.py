@@ -213,16 +213,18 @@ class _Writing(InsertionWriter):
         most = int(self.canvas.counts.open.max())
         order = score.masked_fill(~unsettled, -torch.inf).argsort(stable=True, dim=1, descending=True)
         slot = order[:, : max(1, min(self.settings.parallel or most, most))]
-        room = (self.longest - self.canvas.length)[:, None]
+        room = (self.canvas.limit - self.canvas.length)[:, None]
         return slot, unsettled.gather(1, slot) & (torch.arange(slot.shape[1], device=slot.device) < room)
 
     def _choose(self, number: int, slot: Tensor, rows: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
         """A token for each slot, with its log-probability there: [B, K]. rows: [B*K, d]   mass: [B*K]"""
         settings, tokens, scores = self.settings, [], []
         seed = hash32(_SLOT, self.canvas.seed[:, None], slot).flatten()  # slots of one text draw independently
-        for piece, own in zip(torch.split(rows, _AT_ONCE), torch.split(seed, _AT_ONCE), strict=True):
-            logits = piece @ self.words[:-1].T
-            noise = draws(_TOKEN, own, number)
+        own = self.own(number)
+        turns = torch.full_like(seed, own) if isinstance(own, int) else own.repeat_interleave(slot.shape[1])
+        for parts in zip(*(torch.split(part, _AT_ONCE) for part in (rows, seed, turns)), strict=True):
+            logits = parts[0] @ self.words[:-1].T
+            noise = draws(_TOKEN, *parts[1:])
             tokens.append(choose(logits, noise, settings.temperature, settings.top_k, settings.top_p))
             scores.append(logits.gather(1, tokens[-1][:, None]).squeeze(1))
         token = self.family.writable[torch.cat(tokens)]

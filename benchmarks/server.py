@@ -1,0 +1,216 @@
+"""What does a server hold out? It is started here, with `insertlm serve`, and asked through sockets.
+
+python benchmarks/server.py stories-mini                  # the figures of docs/serving.md: ten minutes on 2 cores
+python benchmarks/server.py MODEL --seconds 5 --requests 200 --kills 20 --pairs 3
+
+- One client, then several at once, each asks for infillings of a fixed number of tokens, one after the other.
+- Latency: the same request through HTTP and in this process, in turn; the median of the differences.
+- Kills: clients that leave, politely or not, at a random moment; then nothing may be under way.
+- Memory: of the server's process while many short requests come from several clients, after the first tenth of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from common import report
+
+import insertlm
+
+TEXT = "One day a little girl named Lily ___. Her mother said it was time to go home and they were both very happy."
+
+
+class Server:
+    """A server's process, and how to talk to it."""
+
+    def __init__(self, model: str) -> None:
+        with socket.socket() as line:
+            line.bind(("127.0.0.1", 0))
+            self.port = int(line.getsockname()[1])
+        command = [sys.executable, "-m", "insertlm", "serve", model, "--port", str(self.port), "--device", "cpu"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def wait(self) -> None:
+        while True:
+            if self.process.poll() is not None:
+                raise SystemExit("the server did not start")
+            try:
+                httpx.get(f"{self.url}/health")
+                return
+            except httpx.TransportError:
+                time.sleep(0.1)
+
+    def under_way(self) -> int:
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
+        return sum(int(float(value)) for value in re.findall(r"^insertlm_texts_\w+\{.*\} (\S+)$", text, re.MULTILINE))
+
+    def megabytes(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1024
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def body(tokens: int, seed: int) -> dict[str, Any]:
+    return {"text": TEXT, "min_length": tokens, "max_length": tokens, "max_tokens": tokens, "seed": seed}
+
+
+@asynccontextmanager
+async def connected(server: Server, clients: int) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+        yield client
+
+
+async def load(server: Server, clients: int, seconds: float, tokens: int) -> dict[str, Any]:
+    """So many clients for so long. Only what ends within the time counts for the rate."""
+    waits, errors, written, end = list[float](), 0, 0, time.perf_counter() + seconds
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        nonlocal errors, written
+        turn = 0
+        while (started := time.perf_counter()) < end:
+            answer = await client.post("/v1/infill", json=body(tokens, 1000 * number + turn))
+            waits.append(time.perf_counter() - started)
+            errors += answer.status_code != 200
+            if time.perf_counter() < end and answer.status_code == 200:
+                written += answer.json()["usage"]["completion_tokens"]
+            turn += 1
+
+    async with connected(server, clients) as client:
+        await asyncio.gather(*(one(client, number) for number in range(clients)))
+    mean = statistics.fmean(waits)
+    return {
+        "requests": len(waits),
+        "errors": errors,
+        "tokens_per_second": round(written / seconds, 1),
+        "mean_seconds": round(mean, 3),
+        "longest_over_mean": round(max(waits) / mean, 2),
+    }
+
+
+def added_milliseconds(server: Server, model: insertlm.Model, pairs: int, tokens: int) -> dict[str, float]:
+    differences, alone = list[float](), list[float]()
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+        for number in range(-2, pairs):
+            started = time.perf_counter()
+            [there] = model.infill(TEXT, min_length=tokens, max_length=tokens, max_steps=tokens, seed=number + 2)
+            between = time.perf_counter()
+            here = client.post("/v1/infill", json=body(tokens, number + 2)).json()
+            if here["text"] != there.text:
+                raise SystemExit("the server and the Python API do not agree")
+            if number >= 0:  # the first ones set the libraries up
+                alone.append(1000 * (between - started))
+                differences.append(1000 * (time.perf_counter() - between) - alone[-1])
+    return {
+        "python_milliseconds": round(statistics.median(alone), 1),
+        "added_milliseconds": round(statistics.median(differences), 1),
+    }
+
+
+async def kills(server: Server, count: int, tokens: int) -> dict[str, int]:
+    """Clients that leave in the middle of a stream, or before it."""
+    draw = random.Random(0)
+
+    async def one(number: int, pause: float, abort: bool) -> None:
+        data = json.dumps({**body(tokens, number), "stream": number % 4 > 0}).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = f"POST /v1/infill HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+        writer.write(head.encode() + b"\r\n\r\n" + data)
+        await asyncio.sleep(pause)
+        if abort:
+            writer.transport.abort()
+        writer.close()
+
+    places = asyncio.Semaphore(16)
+
+    async def placed(*arguments: Any) -> None:
+        async with places:
+            await one(*arguments)
+
+    await asyncio.gather(*(placed(number, draw.random(), draw.random() < 0.5) for number in range(count)))
+    for _ in range(100):
+        if not (left := server.under_way()):
+            break
+        await asyncio.sleep(0.1)
+    return {"kills": count, "left_after_kills": left}
+
+
+async def memory(server: Server, requests: int, clients: int, tokens: int = 3) -> dict[str, Any]:
+    sizes, turn = list[float](), iter(range(requests))
+
+    async def one(client: httpx.AsyncClient) -> None:
+        for number in turn:
+            (await client.post("/v1/infill", json=body(tokens, number))).raise_for_status()
+            if number % max(1, requests // 20) == 0 and number >= requests // 10:
+                sizes.append(server.megabytes())
+
+    async with connected(server, clients) as client:
+        await asyncio.gather(*(one(client) for _ in range(clients)))
+    sizes.append(server.megabytes())
+    return {
+        "memory_requests": requests,
+        "megabytes": round(sizes[0]),
+        "megabytes_change_percent": round(100 * (sizes[-1] / sizes[0] - 1), 1),
+        "megabytes_range_percent": round(100 * (max(sizes) - min(sizes)) / sizes[0], 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a model of text")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--tokens", type=int, default=20)
+    parser.add_argument("--requests", type=int, default=2000, help="for memory")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=20, help="for latency")
+    arguments = parser.parse_args()
+    model = insertlm.load(arguments.model, "cpu")
+    server = Server(arguments.model)
+    try:
+        server.wait()
+        latency = added_milliseconds(server, model, arguments.pairs, arguments.tokens)
+        one = asyncio.run(load(server, 1, arguments.seconds, arguments.tokens))
+        many = asyncio.run(load(server, arguments.clients, arguments.seconds, arguments.tokens))
+        ends = asyncio.run(kills(server, arguments.kills, arguments.tokens))
+        size = asyncio.run(memory(server, arguments.requests, arguments.clients))
+    finally:
+        server.stop()
+    report(
+        "server",
+        torch.device("cpu"),
+        model=Path(arguments.model).name,
+        parameters=sum(weight.numel() for weight in model.family.parameters()),
+        tokens=arguments.tokens,
+        seconds=arguments.seconds,
+        one_client=one,
+        clients=arguments.clients,
+        many_clients=many,
+        speedup=round(many["tokens_per_second"] / max(one["tokens_per_second"], 1e-9), 2),
+        **latency,
+        **ends,
+        **size,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The server put together: `insertlm serve` runs this with uvicorn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.staticfiles import StaticFiles
+
+import insertlm
+from insertlm.api import Model
+from insertlm.server.errors import RefusedError, add_handlers
+from insertlm.server.gate import Gate
+from insertlm.server.limits import Limits
+from insertlm.server.metrics import Metric, Traffic, sample
+from insertlm.server.models import Shelf
+from insertlm.server.native import ERRORS, native_routes
+from insertlm.server.others import other_routes
+from insertlm.server.shapes import ModelList, ModelShape
+
+__all__ = ["create_app"]
+
+_PAGE = Path(__file__).parent / "page"
+_DOCS = ("/docs", "/redoc", "/openapi.json")
+_NUMBERS: dict[str, tuple[str, str, Literal["gauge", "counter"]]] = {
+    "running": ("insertlm_texts_running", "Texts under way.", "gauge"),
+    "waiting": ("insertlm_texts_waiting", "Texts that wait for their turn.", "gauge"),
+    "tokens": ("insertlm_tokens_total", "Tokens written.", "counter"),
+    "steps": ("insertlm_steps_total", "Steps, each one of all texts under way.", "counter"),
+    "cancelled": ("insertlm_cancelled_total", "Requests whose client went away or whose time was over.", "counter"),
+}
+
+
+def create_app(models: Sequence[Model], limits: Limits | None = None, key: str | None = None) -> FastAPI:
+    """An ASGI app that serves these models. key: what clients must send; None: nothing"""
+    limits = limits or Limits()
+    shelf = Shelf(models, limits)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        shelf.close()
+
+    app = FastAPI(
+        title="insertlm",
+        version=insertlm.__version__,
+        description="Insertion language models: blanks of unknown length, filled in any order.",
+        lifespan=lifespan,
+    )
+    app.state.shelf = shelf
+    add_handlers(app)
+    app.include_router(native_routes(shelf))
+    app.include_router(other_routes(shelf))
+    traffic = Traffic()
+    _add_models(app, shelf)
+    _add_watching(app, shelf, traffic)
+    known = {"/", *app.openapi()["paths"]}
+    app.mount("/", StaticFiles(directory=_PAGE, html=True), name="page")
+    app.add_middleware(
+        Gate, limits=limits, key=key, traffic=traffic, known=known, open={"/", "/health", *_open_paths()}
+    )
+    return app
+
+
+def _add_models(app: FastAPI, shelf: Shelf) -> None:
+    shapes = {name: ModelShape(id=name, task=one.kind) for name, one in shelf.served.items()}
+
+    @app.get("/v1/models", tags=["as OpenAI"], responses={401: ERRORS[401]})
+    async def models() -> ModelList:
+        """What is served: models of text for the infilling endpoints, of star graphs for /v1/solve."""
+        return ModelList(data=[*shapes.values()])
+
+    @app.get("/v1/models/{name}", tags=["as OpenAI"], responses={401: ERRORS[401], 404: ERRORS[404]})
+    async def model(name: str) -> ModelShape:
+        """One of them."""
+        if name not in shapes:
+            raise RefusedError(404, "no such model is served here; see /v1/models", "model", "model_not_found")
+        return shapes[name]
+
+
+def _add_watching(app: FastAPI, shelf: Shelf, traffic: Traffic) -> None:
+    @app.get("/health", tags=["watching"], responses={503: {"description": "It cannot answer requests."}})
+    async def health() -> JSONResponse:
+        """Whether it can answer requests."""
+        well = all(one.worker.alive for one in shelf.served.values())
+        return JSONResponse({"status": "ok" if well else "unavailable"}, 200 if well else 503)
+
+    @app.get("/metrics", tags=["watching"], response_class=PlainTextResponse, responses={401: ERRORS[401]})
+    async def metrics() -> PlainTextResponse:
+        """Numbers for Prometheus."""
+        lines = [*traffic.requests.lines(), *traffic.seconds.lines()]
+        for name, (metric, about, kind) in _NUMBERS.items():
+            lines += Metric(metric, about, kind).head()
+            for one in shelf.served.values():
+                lines.append(sample(metric, getattr(one.worker, name), {"model": one.name}))
+        return PlainTextResponse("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _open_paths() -> list[str]:
+    """What needs no key: the docs, and the page's own files."""
+    return [*_DOCS, *(f"/{path.relative_to(_PAGE).as_posix()}" for path in _PAGE.rglob("*") if path.is_file())]

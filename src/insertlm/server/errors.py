@@ -1,0 +1,87 @@
+"""What can go wrong, as status codes and OpenAI's shape of an error. No answer tells more than it must: no path, no
+traceback, nothing of what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from insertlm.errors import InsertlmError
+
+__all__ = ["GoneError", "RefusedError", "add_handlers", "answer", "invalid", "refusal_of", "shape"]
+
+_KINDS = {401: "unauthorized", 404: "not_found_error", 429: "overloaded", 503: "overloaded", 504: "timeout"}
+
+
+class RefusedError(Exception):
+    """A request that is not answered as asked. param: the field that is to blame"""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        return {"Retry-After": "1"} if self.status in (429, 503) else {}
+
+
+class GoneError(Exception):
+    """The client has gone away; nobody reads the answer."""
+
+
+def invalid(message: str, param: str | None = None) -> RefusedError:
+    return RefusedError(422, message, param)
+
+
+def refusal_of(error: Exception) -> RefusedError:
+    """What users are told of any error."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, GoneError):
+        return RefusedError(499, "the client has gone away")
+    if isinstance(error, InsertlmError):
+        return invalid(str(error))
+    return RefusedError(500, "something went wrong on the server; its log says what")
+
+
+def shape(refusal: RefusedError) -> dict[str, Any]:
+    kind = _KINDS.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
+    return {"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}}
+
+
+def answer(refusal: RefusedError) -> JSONResponse:
+    return JSONResponse(shape(refusal), refusal.status, dict(refusal.headers))
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Every error of an app in one shape."""
+
+    async def ours(request: Request, error: Exception) -> JSONResponse:
+        return answer(refusal_of(error))
+
+    async def fields(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        place = _place(first["loc"])
+        return answer(invalid(f"{place}: {first['msg']}" if place else first["msg"], place or None))
+
+    async def protocol(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return answer(RefusedError(error.status_code, str(error.detail)))
+
+    for kind in (RefusedError, GoneError, InsertlmError, Exception):
+        app.add_exception_handler(kind, ours)
+    app.add_exception_handler(RequestValidationError, fields)
+    app.add_exception_handler(HTTPException, protocol)
+
+
+def _place(parts: Sequence[Any]) -> str:
+    """The field, without whether it was in the body or in the address; a name that users made up is not repeated."""
+    return ".".join(str(part) for part in parts[1:] if not isinstance(part, str) or part.isidentifier())

@@ -1,0 +1,27 @@
+"""What a request may ask for, and how many there may be. Nothing here is slow to import: arguments.py lists them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Limits"]
+
+
+def _limit(default: int, about: str) -> int:
+    value: int = field(default=default, metadata={"about": about})
+    return value
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Each is an option of `insertlm serve`: --max-bytes and so on."""
+
+    bytes: int = _limit(1 << 20, "bytes of a request")
+    characters: int = _limit(20_000, "characters of a text")
+    blanks: int = _limit(64, "blanks of a text")
+    tokens: int = _limit(512, "tokens written for a text")
+    samples: int = _limit(16, "texts of one request")
+    words: int = _limit(32, "banned words of a request, and required ones")
+    concurrent: int = _limit(32, "texts that a model writes at once")
+    queue: int = _limit(64, "more texts that wait for their turn")
+    seconds: float = _limit(120, "seconds from a request's arrival to the end of its answer")

@@ -1,0 +1,243 @@
+"""What goes in and out, as types. Checked, and shown in the OpenAPI docs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+__all__ = [
+    "Cell",
+    "Choice",
+    "Completion",
+    "CompletionBody",
+    "ErrorBody",
+    "EventShape",
+    "Graph",
+    "InfillAnswer",
+    "InfillBody",
+    "LlamaAnswer",
+    "LlamaBody",
+    "ModelList",
+    "ModelShape",
+    "PieceShape",
+    "Solution",
+    "SolveBody",
+    "Usage",
+]
+
+_MOST = 1_000_000
+
+
+def _unicode(text: str) -> str:
+    """JSON can hold halves of characters, which nothing can be done with."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("expected Unicode text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 62)]
+Length = Annotated[int, Field(ge=0, le=_MOST)]
+Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Words = Annotated[list[Annotated[Text, Field(max_length=200)]], Field(default_factory=list)]
+
+
+class _Ours(BaseModel):
+    """A field that we do not know is a mistake."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Theirs(BaseModel):
+    """Clients of other servers send fields that mean nothing here; they are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+# --- In
+
+
+class InfillBody(_Ours):
+    """Null means: as the model's own recipe says."""
+
+    model: Text | None = Field(None, description="null: the first model of text")
+    text: Text = Field(description="with ___ where something is missing", examples=["Once ___ . The end"])
+    blanks: list[tuple[int, int]] | None = Field(None, description="ranges of characters to fill in instead of ___")
+    anywhere: bool = Field(False, description="insert outside of the blanks too")
+    min_length: Length | list[Length | None] | None = Field(None, description="least tokens of every blank, or of each")
+    max_length: Length | list[Length | None] | None = Field(None, description="most tokens of every blank, or of each")
+    banned: Words = Field(description="words that must not be written")
+    required: Words = Field(description="words that must be written")
+    seed: Seed = 0
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: Length | None = None
+    stop_threshold: Threshold | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    stream: bool = False
+
+
+class SolveBody(_Ours):
+    model: Text | None = None
+    prompt: Text = Field(description="a star graph: edges, then source and goal", examples=["3>8 8>12 0>8 : 3 12"])
+    seed: Seed = 0
+    stream: bool = False
+
+
+class StreamOptions(_Theirs):
+    include_usage: bool = False
+
+
+class CompletionBody(_Theirs):
+    """OpenAI's; what is not listed here is ignored."""
+
+    model: Text | None = None
+    prompt: Text | list[Text] = ""
+    suffix: Text | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    seed: Seed | None = None
+    stop: Text | list[Text] | None = Field(None, description="the text ends before the first of these")
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    best_of: int | None = Field(None, description="not supported, beyond 1")
+    logprobs: int | None = Field(None, description="not supported")
+    logit_bias: dict[str, Any] | None = Field(None, description="not supported")
+
+
+class LlamaBody(_Theirs):
+    """llama.cpp's; what is not listed here is ignored."""
+
+    model: Text | None = None
+    input_prefix: Text = ""
+    input_suffix: Text = ""
+    prompt: Text = Field("", description="goes behind input_prefix")
+    n_predict: Annotated[int, Field(ge=-1, le=_MOST)] | None = Field(None, description="-1: no limit but the server's")
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: Length | None = None
+    seed: Annotated[int, Field(ge=-1, lt=1 << 62)] | None = Field(None, description="-1: a random one")
+    stop: list[Text] | None = None
+    stream: bool = False
+
+
+# --- Out
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class EventShape(BaseModel):
+    """One insertion: a new cell with that text is put at index `at` of the list of cells as it is then."""
+
+    order: int
+    step: int
+    at: int
+    token: int
+    text: str
+    probability: float
+    stop_probability: float | None
+
+
+class PieceShape(BaseModel):
+    """order: of the event that wrote it; null: it was given"""
+
+    text: str
+    order: int | None
+
+
+class Cell(BaseModel):
+    text: str
+
+
+class InfillAnswer(BaseModel):
+    id: str
+    object: Literal["infill"] = "infill"
+    created: int
+    model: str
+    text: str
+    fills: list[str]
+    complete: bool
+    pieces: list[PieceShape]
+    events: list[EventShape] | None = None
+    usage: Usage
+
+
+class Solution(BaseModel):
+    id: str
+    object: Literal["solution"] = "solution"
+    created: int
+    model: str
+    text: str
+    nodes: list[int]
+    complete: bool
+    pieces: list[PieceShape]
+    events: list[EventShape] | None = None
+    usage: Usage
+
+
+class Graph(BaseModel):
+    prompt: str
+    edges: list[tuple[int, int]]
+    source: int
+    goal: int
+    path: list[int]
+
+
+class Choice(BaseModel):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class LlamaAnswer(BaseModel):
+    content: str
+    stop: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    truncated: bool
+    stop_type: Literal["none", "eos", "limit", "word"]
+
+
+class ModelShape(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "insertlm"
+    task: Literal["text", "star"]
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelShape]
+
+
+class ErrorShape(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorShape

@@ -1,0 +1,194 @@
+"""A thread for each model, which writes all of its texts together: they join when they come and leave when they end.
+
+Torch has a thread of its own, and the event loop another: neither waits for the other. Whoever hands in a job is told
+what becomes of it through `Job.tell`, which is called in the worker's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from insertlm.decoding.session import Progress, Session
+from insertlm.decoding.settings import DecodeConfig
+from insertlm.drafts import Draft, Event
+from insertlm.errors import InsertlmError
+from insertlm.families.base import Family
+from insertlm.server.errors import RefusedError
+
+__all__ = ["Began", "Ended", "Failed", "Job", "Message", "Worker"]
+
+_log = logging.getLogger("insertlm.server")
+
+
+class Began(NamedTuple):
+    """All texts of a job are under way."""
+
+
+class Ended(NamedTuple):
+    """All texts of a job are done. results: in the order of its drafts"""
+
+    results: list[Any]
+
+
+class Failed(NamedTuple):
+    error: Exception
+
+
+Message = Began | list[Event] | Ended | Failed
+
+
+@dataclass(eq=False)
+class Job:
+    """Texts to be written in the same way. watched: whether single insertions are of interest"""
+
+    drafts: Sequence[Draft[Any]]
+    settings: DecodeConfig
+    watched: bool
+    tell: Callable[[Message], None]
+    results: dict[int, Any] = field(default_factory=dict)
+
+
+class Worker:
+    """The texts of one model. concurrent: how many are under way at once   queue: how many more may wait"""
+
+    def __init__(self, name: str, family: Family, concurrent: int, queue: int) -> None:
+        self.family, self.concurrent, self.queue = family, concurrent, queue
+        self.tokens = self.steps = self.cancelled = 0
+        self._session = Session(family)
+        self._waiting: deque[Job] = deque()
+        self._jobs: set[Job] = set()  # that wait or are under way
+        self._gone: list[Job] = []
+        self._texts: dict[int, tuple[Job, int]] = {}  # by the session's key
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"insertlm-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        return len(self._texts)
+
+    @property
+    def waiting(self) -> int:
+        with self._changed:
+            return sum(len(job.drafts) for job in self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._closing
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            if not self.alive:
+                raise RefusedError(503, "the server is shutting down")
+            ahead = sum(len(other.drafts) for other in self._jobs)
+            if ahead + len(job.drafts) > self.concurrent + self.queue:
+                raise RefusedError(429, f"{ahead} texts are under way or waiting; try again later")
+            self._waiting.append(job)
+            self._jobs.add(job)
+            self._changed.notify()
+
+    def leave(self, job: Job) -> None:
+        """Nobody waits for this job any more. (If it is done, nothing happens.)"""
+        with self._changed:
+            self._gone.append(job)
+            self._changed.notify()
+
+    def close(self, seconds: float | None = None) -> None:
+        """Finish what is there, take nothing new."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while self._work_to_do():
+            for job in self._admitted():
+                self._begin(job)
+            self._advance()
+
+    def _work_to_do(self) -> bool:
+        with self._changed:
+            while not (self._waiting or self._texts or self._gone or self._closing):
+                self._changed.wait()
+            return bool(self._waiting or self._texts or self._gone)
+
+    def _admitted(self) -> list[Job]:
+        """Those that may begin now; those that nobody waits for are forgotten."""
+        with self._changed:
+            gone, self._gone = self._gone, []
+            for job in self._jobs.intersection(gone):
+                if job in self._waiting:
+                    self._waiting.remove(job)
+                self._drop(job)
+                self.cancelled += 1
+            admitted, count = list[Job](), self.running
+            while self._waiting and (not count or count + len(self._waiting[0].drafts) <= self.concurrent):
+                admitted.append(self._waiting.popleft())
+                count += len(admitted[-1].drafts)
+            return admitted
+
+    def _drop(self, job: Job) -> None:
+        for key in [key for key, (other, _) in self._texts.items() if other is job]:
+            self._session.cancel(key)
+            del self._texts[key]
+        with self._changed:
+            self._jobs.discard(job)
+
+    def _begin(self, job: Job) -> None:
+        try:
+            self._add(job, range(len(job.drafts)))
+            job.tell(Began())
+        except Exception as error:
+            self._fail(job, error)
+
+    def _add(self, job: Job, numbers: Sequence[int]) -> None:
+        keys = self._session.add([job.drafts[number].prompt for number in numbers], job.settings)
+        self._texts |= {key: (job, number) for key, number in zip(keys, numbers, strict=True)}
+
+    def _advance(self) -> None:
+        try:
+            progress = self._session.step()
+        except Exception as error:  # whose fault it was, cannot be told
+            jobs = {job for job, _ in self._texts.values()}
+            self._session, self._texts = Session(self.family), {}
+            for job in jobs:
+                self._fail(job, error)
+            return
+        self.steps += bool(progress)
+        for each in progress:
+            self._report(each)
+
+    def _report(self, progress: Progress) -> None:
+        self.tokens += len(progress.events)
+        if progress.key not in self._texts:  # another text of the job has failed
+            return
+        job, number = self._texts[progress.key]
+        try:
+            events, result = job.drafts[number].see(progress, number)
+            if events and job.watched:
+                job.tell(events)
+            if progress.ended is None:
+                return
+            del self._texts[progress.key]
+            if result is None:
+                self._add(job, [number])
+                return
+        except Exception as error:
+            self._fail(job, error)
+            return
+        job.results[number] = result
+        if len(job.results) == len(job.drafts):
+            self._drop(job)
+            job.tell(Ended([job.results[number] for number in range(len(job.drafts))]))
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        if not isinstance(error, InsertlmError):
+            _log.error("a text could not be written", exc_info=error)
+        self._drop(job)
+        job.tell(Failed(error))

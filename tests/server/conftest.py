@@ -1,0 +1,112 @@
+"""A real server on a free port, with models that are not trained: what is tested goes through sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import uvicorn
+from lettering import Few, build, text_model
+
+from insertlm.api import Model
+from insertlm.config import parse_recipe
+from insertlm.families.arm import ArmConfig
+from insertlm.families.ilm import IlmConfig
+from insertlm.server.app import create_app
+from insertlm.server.limits import Limits
+from insertlm.training.loop import build_family
+
+RECIPE = parse_recipe(
+    {
+        "task": {"name": "star", "degree": 2, "min_nodes": 3, "max_nodes": 3, "min_plan": 2, "nodes": 8},
+        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 32},
+        "train": {"steps": 1},
+        "decode": {"max_steps": 6, "stop_threshold": 1.0},
+    },
+    "test",
+)
+
+
+class Running:
+    """A server at work. url: where   app: what"""
+
+    def __init__(self, server: uvicorn.Server, app: Any) -> None:
+        self.server, self.app = server, app
+        [self.port] = [s.getsockname()[1] for each in server.servers for s in each.sockets]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def client(self, **more: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30, **more)
+
+    def workers(self) -> list[Any]:
+        return [one.worker for one in self.app.state.shelf.served.values()]
+
+    def idle(self, seconds: float = 10) -> bool:
+        """Whether nothing is under way, soon."""
+        end = time.monotonic() + seconds
+        while any(worker.running or worker.waiting for worker in self.workers()) and time.monotonic() < end:
+            time.sleep(0.01)
+        return not any(worker.running or worker.waiting for worker in self.workers())
+
+
+@contextmanager
+def run(app: Any) -> Iterator[Running]:
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=20))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.005)
+    try:
+        yield Running(server, app)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def star_model() -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Model(build_family(RECIPE).double().eval().requires_grad_(False), RECIPE, Path("graphs"))
+
+
+@pytest.fixture(scope="session")
+def models() -> list[Model]:
+    letters, arm = build(IlmConfig(), Few), build(ArmConfig(), Few)
+    return [text_model(letters, "letters"), text_model(arm, "leftward"), star_model()]
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[[Any], Any]:
+    """An app as a server, for as long as a `with` lasts."""
+    return run
+
+
+@pytest.fixture(scope="session")
+def serve(models: list[Model]) -> Callable[..., Any]:
+    """A server with limits and a key of its own, for as long as a `with` lasts."""
+
+    def begin(key: str | None = None, models: list[Model] = models, **limits: int) -> Any:
+        return run(create_app(models, Limits(**limits), key))
+
+    return begin
+
+
+@pytest.fixture(scope="session")
+def server(serve: Callable[..., Any]) -> Iterator[Running]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client

@@ -82,7 +82,11 @@ def newest() -> Path:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("", "expected a command, one of train, evaluate, generate, infill, data, solve, serve, plot; see insertlm --help"),
+        (
+            "",
+            "expected a command, one of train, evaluate, generate, infill, data, solve, serve, plot; "
+            "see insertlm --help",
+        ),
         ("train", "the following arguments are required: RECIPE"),
         ("evaluate", "the following arguments are required: RUN"),
         ("plot", "the following arguments are required: PICTURE"),

@@ -36,7 +36,7 @@ class InsertionWriter(ABC):
     """A model at work on one batch of canvases. With `prefix_lm` the prefix is computed here, once.
 
     Texts may join, see Joinable: so a step counts with `own` and keeps to the canvas's limits. Where it also ends texts
-    by `threshold` and chooses tokens with `choose`, the settings of texts may differ in these.
+    with `done` and chooses tokens with `choose`, the settings of texts may differ in these.
 
     mixes: whether it does so   mixed: the settings of each text, if they differ
     captured: whether to work with CUDA graphs, which the family lends to one batch at a time
@@ -75,7 +75,7 @@ class InsertionWriter(ABC):
     def step(self, number: int) -> Step: ...
 
     def scope(self, done: Tensor) -> Scope:
-        """done: [B] bool, which texts the model itself would end"""
+        """done: [B] bool, as of `done`"""
         if self.rules is not None:
             return self.rules.scope(self.canvas, done, self.canvas.counts.limit - self.canvas.counts.length)
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
@@ -88,12 +88,11 @@ class InsertionWriter(ABC):
             return number - int(begun[0])
         return torch.from_numpy(number - begun).to(self.canvas.seed.device)
 
-    @property
-    def threshold(self) -> Tensor | float:
-        """The stop threshold, of each text if they differ, [B]"""
+    def done(self, stop: Tensor) -> Tensor:
+        """Which texts the model itself would end, [B] bool. stop: [B] probabilities"""
         if self.mixed is None:
-            return self.settings.stop_threshold
-        return torch.tensor([each.stop_threshold for each in self.mixed], device=self.canvas.seed.device)
+            return stop >= self.settings.stop_threshold
+        return stop >= stop.new_tensor([each.stop_threshold for each in self.mixed])
 
     def choose(self, logits: Tensor, noise: Callable[[int], Tensor]) -> Tensor:
         """One index per row, [B*K], as `choose` of sampling.py. logits: [B*K, N], K rows for each text"""

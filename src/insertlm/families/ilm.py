@@ -263,7 +263,7 @@ class _Writing(InsertionWriter):
     def step(self, number: int) -> Step:
         """The stop probability and the next insertion of every text."""
         hidden, where, stop = self._read()
-        scope = self.scope(stop >= self.threshold)
+        scope = self.scope(self.done(stop))
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
         sampled = self.settings.joint and self.policy is not policies.best_pair
         insert = self._insert_jointly if sampled else self._insert_in_two_steps

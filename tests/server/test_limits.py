@@ -292,6 +292,15 @@ def test_the_command_serves_bundled_models_until_it_is_told_to_stop(tmp_path: Pa
             process.kill()
 
 
+def test_without_the_extra_the_command_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["serve"]) == 2
+    line = "insertlm: serve needs FastAPI and uvicorn; install them: pip install 'insertlm[serve]'\n"
+    assert capsys.readouterr().err == line
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
@@ -74,14 +74,18 @@ class Joinable(Writer, Protocol):
     """A writer that lets other texts join the ones it holds, see session.py. Where a text's result depends on the
     number of the step, it counts from the step at which the text began."""
 
+    @property
+    def kind(self) -> Hashable:
+        """What two writers of a family must have in common to be joined."""
+        ...
+
     def stay_open(self) -> None:
         """Texts may join from now on: nothing may be captured, or shared, for the batch as it is."""
         ...
 
     def join(self, other: Self, number: int) -> None:
-        """Take over the texts of another writer, of the same family and settings, before its first step; here they
-        begin with step `number`. Limits on length and steps may differ. Either all texts of both have a prefix or none
-        has, and either all or none is constrained."""
+        """Take over the texts of another writer of the same kind, before its first step; here they begin with step
+        `number`."""
         ...
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar, Self
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from insertlm.backbone.attention import (
 from insertlm.decoding.canvas import Canvas
 from insertlm.decoding.engine import Step
 from insertlm.decoding.graphs import CachedBackbone
+from insertlm.decoding.sampling import choose, choose_each
 from insertlm.decoding.scope import Rules, Scope
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.base import Family
@@ -33,8 +35,14 @@ _PATIENCE = 4  # steps
 class InsertionWriter(ABC):
     """A model at work on one batch of canvases. With `prefix_lm` the prefix is computed here, once.
 
+    Texts may join, see Joinable: so a step counts with `own` and keeps to the canvas's limits. Where it also ends texts
+    with `done` and chooses tokens with `choose`, the settings of texts may differ in these.
+
+    mixes: whether it does so   mixed: the settings of each text, if they differ
     captured: whether to work with CUDA graphs, which the family lends to one batch at a time
     """
+
+    mixes: ClassVar[bool] = False
 
     def __init__(self, family: Family, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
         self.family, self.settings = family, settings
@@ -48,6 +56,7 @@ class InsertionWriter(ABC):
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
         self.captured = self.cache is not None and CachedBackbone.takes(family.backbone)
         self.graphs: CachedBackbone | None = None
+        self.mixed: list[DecodeConfig] | None = None
 
     @property
     def row(self) -> Tensor:
@@ -66,7 +75,7 @@ class InsertionWriter(ABC):
     def step(self, number: int) -> Step: ...
 
     def scope(self, done: Tensor) -> Scope:
-        """done: [B] bool, which texts the model itself would end"""
+        """done: [B] bool, as of `done`"""
         if self.rules is not None:
             return self.rules.scope(self.canvas, done, self.canvas.counts.limit - self.canvas.counts.length)
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
@@ -79,10 +88,36 @@ class InsertionWriter(ABC):
             return number - int(begun[0])
         return torch.from_numpy(number - begun).to(self.canvas.seed.device)
 
+    def done(self, stop: Tensor) -> Tensor:
+        """Which texts the model itself would end, [B] bool. stop: [B] probabilities"""
+        if self.mixed is None:
+            return stop >= self.settings.stop_threshold
+        return stop >= stop.new_tensor([each.stop_threshold for each in self.mixed])
+
+    def choose(self, logits: Tensor, noise: Callable[[int], Tensor]) -> Tensor:
+        """One index per row, [B*K], as `choose` of sampling.py. logits: [B*K, N], K rows for each text"""
+        if self.mixed is None:
+            return choose(logits, noise, *_way(self.settings))
+        return choose_each(logits, noise, [_way(settings) for settings in self.mixed])
+
+    # --- Joining
+
+    @property
+    def kind(self) -> Hashable:
+        """Pairs of slot and token are chosen as the settings of the writer say, so these must be the same then."""
+        free: dict[str, Any] = {"max_steps": 1, "max_length": None}
+        if self.mixes and not self.settings.joint:
+            free |= {"stop_threshold": 0.5, "temperature": 0.0, "top_k": 0, "top_p": 1.0}
+        fixed = msgspec.structs.astuple(msgspec.structs.replace(self.settings, **free))
+        return fixed, self.rules is None, self.cache is None
+
     def stay_open(self) -> None:
         self.captured = False
 
     def join(self, other: Self, number: int) -> None:
+        if self.mixed is not None or self.settings != other.settings:
+            mine = self.mixed or [self.settings] * len(self.canvas)
+            self.mixed = [*mine, *(other.mixed or [other.settings] * len(other.canvas))]
         self.canvas = self.canvas.join(other.canvas, number)
         if self.rules is not None and other.rules is not None:
             self.rules.join(other.rules)
@@ -92,6 +127,8 @@ class InsertionWriter(ABC):
 
     def select(self, rows: Tensor) -> None:
         self.canvas = self.canvas.select(rows)
+        if self.mixed is not None:
+            self.mixed = [self.mixed[row] for row in rows.tolist()]
         if self.rules is not None:
             self.rules.select(rows.tolist())
         if self.graphs is not None:
@@ -146,6 +183,10 @@ class InsertionWriter(ABC):
         with self.family.backbone.autocast():
             hidden: Tensor = self.family.backbone(tokens, positions, attention, wanted=wanted)
         return hidden
+
+
+def _way(settings: DecodeConfig) -> tuple[float, int, float]:
+    return settings.temperature, settings.top_k, settings.top_p
 
 
 def spread(values: Tensor, packing: Packing) -> Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from insertlm.noise import uniform
 
-__all__ = ["choose", "draws", "nucleus", "top_k"]
+__all__ = ["choose", "choose_each", "draws", "nucleus", "top_k"]
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -40,6 +41,20 @@ def choose(
         return logits.argmax(-1)
     logits = nucleus(top_k(logits / temperature, k), p)
     return (logits - (-noise(logits.shape[-1]).log()).log()).argmax(-1)
+
+
+def choose_each(logits: Tensor, noise: Callable[[int], Tensor], ways: Sequence[tuple[float, int, float]]) -> Tensor:
+    """`choose` where every text has its own temperature, k and p. logits: [B*K, N], K rows for each of the B texts"""
+    rows = torch.arange(len(logits), device=logits.device).view(len(ways), -1)
+    chosen, drawn = torch.empty_like(rows).flatten(), cache(noise)
+
+    def some(of: Tensor) -> Callable[[int], Tensor]:
+        return lambda width: drawn(width)[of]
+
+    for way in dict.fromkeys(ways):
+        mine = rows[[text for text, other in enumerate(ways) if other == way]].flatten()
+        chosen[mine] = choose(logits[mine], some(mine), *way)
+    return chosen
 
 
 def draws(stream: int, seed: Tensor, number: Tensor | int) -> Callable[[int], Tensor]:

@@ -3,9 +3,9 @@
 `engine.decode` writes a batch to its end and looks at it then. A session is for those who watch, or come and go: it is
 asked for one step at a time and tells what happened in it, so the host waits for the device in every step.
 
-- Texts whose settings differ in nothing but their limits on steps and length are written in one batch, by one writer;
-  a new text comes with a writer of its own, which joins theirs. Families whose writers cannot be joined work on the
-  texts that were added together.
+- Texts are written in one batch, by one writer: those that come get a writer of their own, which joins the one that is
+  there. What must be the same for that is the writers' business; groups that differ take turns within a step. Families
+  whose writers cannot be joined work on the texts that were added together.
 - A text's noise, limits and rules count from its own first step. So its result is that of a lone request, whoever else
   is there (in exact arithmetic: how a machine rounds may depend on the size of a batch).
 - A session belongs to one thread at a time.
@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import torch
 
 from insertlm.decoding.engine import Joinable, Step, Writer, known, turn
@@ -49,9 +48,8 @@ class _Text:
 
 @dataclass
 class _Group:
-    """Texts that are written together, in the order of the writer's rows. kind: what they have in common"""
+    """Texts that are written together, in the order of the writer's rows."""
 
-    kind: tuple[Any, ...]
     writer: Writer
     texts: list[_Text]
     number: int = 0
@@ -72,14 +70,11 @@ class Session:
     def add(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[int]:
         """Texts for these prompts begin with the next step. Returns a key for each."""
         longest = self.family.check(prompts, settings)
-        kinds: dict[tuple[Any, ...], list[tuple[int, Prompt]]] = {}
-        for key, prompt in enumerate(prompts, start=self._added):
-            kinds.setdefault(_kind(prompt, settings), []).append((key, prompt))
-        for kind, members in kinds.items():
-            texts = [_Text(key, prompt, 0, settings.max_steps) for key, prompt in members]
+        if prompts:
             with turn(self.family.device):
-                writer = self.family.writer([prompt for _, prompt in members], settings, longest)
-                self._seat(_Group(kind, writer, texts))
+                writer = self.family.writer(prompts, settings, longest)
+                texts = [_Text(key, prompt, 0, settings.max_steps) for key, prompt in enumerate(prompts, self._added)]
+                self._seat(_Group(writer, texts))
         self._added += len(prompts)
         return list(range(self._added - len(prompts), self._added))
 
@@ -104,7 +99,7 @@ class Session:
             return
         new.writer.stay_open()
         for group in self._groups:
-            if group.kind == new.kind and isinstance(group.writer, Joinable):
+            if isinstance(group.writer, Joinable) and group.writer.kind == new.writer.kind:
                 group.writer.join(new.writer, group.number)
                 for text in new.texts:
                     text.begun = group.number
@@ -148,9 +143,3 @@ class Session:
             written.append(Progress(text.key, events, None))
         group.number += 1
         return written
-
-
-def _kind(prompt: Prompt, settings: DecodeConfig) -> tuple[Any, ...]:
-    """What texts must have in common to be written together, see Joinable."""
-    without_limits = msgspec.structs.replace(settings, max_steps=1, max_length=None)
-    return msgspec.structs.astuple(without_limits), prompt.constrained, bool(prompt.prefix)

@@ -247,6 +247,7 @@ class _Writing(InsertionWriter):
     """An ILM at work."""
 
     family: ILM
+    mixes = True
 
     @cached_property
     def words(self) -> Tensor:
@@ -263,7 +264,7 @@ class _Writing(InsertionWriter):
     def step(self, number: int) -> Step:
         """The stop probability and the next insertion of every text."""
         hidden, where, stop = self._read()
-        scope = self.scope(stop >= self.settings.stop_threshold)
+        scope = self.scope(self.done(stop))
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
         sampled = self.settings.joint and self.policy is not policies.best_pair
         insert = self._insert_jointly if sampled else self._insert_in_two_steps
@@ -313,5 +314,4 @@ class _Writing(InsertionWriter):
         return pair // len(self.words), pair % len(self.words), log_probability
 
     def _choose(self, logits: Tensor, number: int) -> Tensor:
-        noise = draws(_TOKEN, self.canvas.seed, self.own(number))
-        return choose(logits, noise, self.settings.temperature, self.settings.top_k, self.settings.top_p)
+        return self.choose(logits, draws(_TOKEN, self.canvas.seed, self.own(number)))

@@ -3,6 +3,7 @@
 limits.py    what a request may ask for, and how many there may be
 worker.py    a thread for each model, which writes all of its texts together
 tickets.py   a request at work, as the event loop sees it
+models.py    the models that are served, and what is asked of them
 shapes.py    what goes in and out, as types
 errors.py    what can go wrong, as status codes
 gate.py      what every request passes: the key, its size, the count of it

@@ -44,6 +44,8 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Words = Annotated[list[Annotated[Text, Field(max_length=200)]], Field(default_factory=list)]
 
+Stops = Annotated[list[Text], Field(max_length=16)]
+
 
 class _Ours(BaseModel):
     """A field that we do not know is a mistake."""
@@ -102,7 +104,7 @@ class CompletionBody(_Theirs):
     top_p: Share | None = None
     n: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     seed: Seed | None = None
-    stop: Text | list[Text] | None = Field(None, description="the text ends before the first of these")
+    stop: Text | Stops | None = Field(None, description="the text ends before the first of these")
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -123,7 +125,7 @@ class LlamaBody(_Theirs):
     top_p: Share | None = None
     top_k: Length | None = None
     seed: Annotated[int, Field(ge=-1, lt=1 << 62)] | None = Field(None, description="-1: a random one")
-    stop: list[Text] | None = None
+    stop: Stops | None = None
     stream: bool = False
 
 

@@ -28,6 +28,7 @@ from insertlm.tasks.text import Text
 from insertlm.tokenizers import Tokenizer, WordTokenizer
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
+from insertlm.weights import unpack
 
 __all__ = ["BUNDLED", "Model", "bundled", "choose_device", "load", "prepare"]
 
@@ -290,7 +291,7 @@ def _weights(folder: Path) -> tuple[dict[str, Tensor], int | None]:
             raise InsertlmError(f"{folder}: no checkpoint yet; expected {folder / 'checkpoints'}/step-…")
         return checkpoint.load_part(newest, "ema"), int(newest.name.removeprefix("step-"))
     try:
-        return load_file(released), None
+        return unpack(load_file(released)), None
     except (SafetensorError, OSError) as error:
         raise InsertlmError(f"{released}: expected a safetensors file: {' '.join(str(error).split())}") from error
 

@@ -31,7 +31,7 @@ from insertlm.tasks.text import Text
 if TYPE_CHECKING:
     from insertlm.api import Model
 
-__all__ = ["FILES", "check_exportable", "check_place", "export"]
+__all__ = ["FILES", "check_exportable", "check_place", "export", "portable"]
 
 _CODE = Path(__file__).with_name("modeling_insertlm.py")
 FILES = (
@@ -100,7 +100,7 @@ def _contents(model: Model, name: str) -> dict[str, bytes]:
     """Every file of the folder."""
     tokenizer = model.text_tokenizer
     assert isinstance(model.family, ILM) and isinstance(tokenizer, SubwordTokenizer)
-    recipe = _portable(model.recipe)
+    recipe = portable(model.recipe)
     weights = {key: value.detach().float().contiguous().cpu() for key, value in model.family.state_dict().items()}
     written = {
         "README.md": model_card(model, recipe, name),
@@ -154,10 +154,11 @@ def _tokenizer_config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, An
     }
 
 
-def _portable(recipe: Recipe) -> Recipe:
-    """The recipe with the export's own tokenizer, and files of texts by their names alone."""
+def portable(recipe: Recipe) -> Recipe:
+    """The recipe with the tokenizer beside it, and files of texts by their names alone."""
     task = recipe.task
-    assert isinstance(task, Text)
+    if not isinstance(task, Text):
+        return recipe
     splits = {split: _names(getattr(task, split)) for split in ("train", "validation", "test")}
     task = msgspec.structs.replace(task, vocabulary="tokenizer.json", **splits)
     return msgspec.structs.replace(recipe, task=task)

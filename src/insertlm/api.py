@@ -30,9 +30,9 @@ from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
 from insertlm.weights import unpack
 
-__all__ = ["BUNDLED", "Model", "bundled", "choose_device", "load", "prepare"]
+__all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
 
-BUNDLED = "star-hard-mini"
+BUNDLED, STORIES = "star-hard-mini", "stories-mini"  # what writes and what fills in, where no model is named
 _ASSETS = Path(__file__).parent / "assets"
 
 

@@ -38,6 +38,8 @@ UNKNOWN = "–"  # for a probability that the model cannot tell
 LEGEND = f" {MARK} new token   log p: of all that the step wrote   stop: chance that the text is complete"
 NEW, GOOD, BAD, FAINT = "bold black on green", "bold green", "bold red", "dim"
 FILL = "bold underline green"
+RETURN = "↵"  # for the end of a line
+NEAR = 30  # characters of a long given text that are shown beside a blank
 BESIDE = 26  # columns that a trajectory's table needs beside the text
 PLAIN_WIDTH = 120  # of what goes into a file or a pipe
 
@@ -98,15 +100,27 @@ def show_spans(spans: Sequence[Span]) -> Text:
 
 
 def show_infilling(infilling: Infilling) -> Table:
-    """A line for every step that wrote something: the text after it with the new tokens marked."""
+    """A line for every step that wrote something: the text after it with the new tokens marked, and of what was given
+    only what is near; then the whole text."""
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(justify="right", style=FAINT)
     table.add_column()
     for number, spans in enumerate(infilling.frames, start=1):
-        styles = ((_marked(span), NEW if span.latest else FILL if span.new else "") for span in spans)
-        table.add_row(str(number), Text.assemble(*styles))
+        line = Text()
+        for place, span in enumerate(spans):
+            text = _marked(span).replace("\n", RETURN) if span.new else _near(span.text, place > 0, place < len(spans) - 1)
+            line.append(text, NEW if span.latest else FILL if span.new else "")
+        table.add_row(str(number), line)
     table.add_row("", show_spans(infilling.spans))
     return table
+
+
+def _near(text: str, before: bool, behind: bool) -> str:
+    """Of a long text, what is next to something before and behind it."""
+    text = text.replace("\n", RETURN)
+    if len(text) <= (before + behind) * NEAR:
+        return text
+    return f"{text[:NEAR] if before else ''}…{text[-NEAR:] if behind else ''}"
 
 
 def _marked(span: Span) -> str:

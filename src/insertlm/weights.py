@@ -2,9 +2,9 @@
 
     python -m insertlm.weights RUN FOLDER
 
-writes the averaged weights of a run with its recipe and its tokenizer, as a folder that `insertlm.load` reads. A matrix is
-rounded row by row: the largest entry of a row becomes ±127, and a factor for each row stands beside it under the name
-`<matrix>/scale`. Vectors are kept in bfloat16.
+writes the averaged weights of a run with its recipe and its tokenizer, as a folder that `insertlm.load` reads. A matrix
+is rounded row by row: the largest entry of a row becomes ±127, and a factor for each row stands beside it under the
+name `<matrix>/scale`. Vectors are kept in bfloat16.
 """
 
 from __future__ import annotations

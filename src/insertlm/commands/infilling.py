@@ -66,12 +66,12 @@ def data_infilling(args: Namespace) -> None:
 
 
 def _fill_in(requests: Sequence[Request], args: Namespace) -> list[Infilling]:
-    from insertlm.api import BUNDLED, load
+    from insertlm.api import STORIES, load
     from insertlm.config import override_decode
     from insertlm.infilling import infill as fill_in
     from insertlm.terminal import progress_bar
 
-    model = load(args.model or BUNDLED, args.device)
+    model = load(args.model or STORIES, args.device)
     settings = override_decode(model.recipe.decode, args.overrides)
     with progress_bar("infilling", len(requests)) as advance:
         return fill_in(model.family, model.text_tokenizer, requests, settings, args.seed, progress=advance)

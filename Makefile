@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test browser lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/insertlm generate --count 10
 
-test: $(INSTALLED) lint
+test: $(INSTALLED) lint browser
 	$(BIN)/python -m pytest
+
+# The page is tested in Chromium: installed where nobody has to be asked. Without it those tests are skipped.
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit; done; \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium; } || \
+	echo 'no Chromium, and it cannot be installed here: the tests of the page will be skipped'
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

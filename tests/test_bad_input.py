@@ -84,7 +84,7 @@ def newest() -> Path:
     [
         (
             "",
-            "expected a command, one of train, evaluate, generate, infill, data, solve, serve, plot; "
+            "expected a command, one of train, evaluate, generate, infill, data, export, solve, serve, plot; "
             "see insertlm --help",
         ),
         ("train", "the following arguments are required: RECIPE"),

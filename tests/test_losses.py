@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm import losses
-from insertlm.losses import slot_logsumexp
+from insertlm.losses import rounded, slot_logsumexp
 
 seeds = st.integers(0, 2**31)
 chunk_sizes = st.sampled_from([1, 5, 12, 30, 1 << 25])
@@ -75,3 +75,22 @@ def test_half_precision_is_as_good_as_its_operands(rows: int, words: int) -> Non
     gradients = torch.autograd.grad(found @ weight.float(), rounded)
     for a, b in zip(gradients, torch.autograd.grad(expected @ weight, exact), strict=True):
         assert float((a.double() - b).norm() / b.norm()) < 1e-2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="rounds on CUDA alone")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_certain_token_has_no_gradient_left(compiled: bool) -> None:
+    """Compiled too, where conversions there and back are left out."""
+
+    def loss(hidden: Tensor, unembedding: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            x, words = rounded(hidden), rounded(unembedding)
+            mass = slot_logsumexp(x, words)
+        return (mass - (x * words[0]).sum(-1)).sum()
+
+    hidden, unembedding = (x.detach().float().cuda() for x in drawn(4, 9, 64, seed=3)[:2])
+    hidden = (unembedding[0] + 0.01 * hidden).requires_grad_()  # about 60 for the first word, at most 30 for others
+    gradients = torch.autograd.grad(
+        (torch.compile(loss) if compiled else loss)(hidden, unembedding.requires_grad_()), (hidden, unembedding)
+    )
+    assert all(float(gradient.abs().max()) < 1e-5 for gradient in gradients)

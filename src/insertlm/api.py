@@ -20,6 +20,7 @@ from insertlm.decoding.trajectory import Trajectory
 from insertlm.drafts import Stream, Writing
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
+from insertlm.export.hub import fetch, is_hub_id
 from insertlm.families.base import Family
 from insertlm.files import reason
 from insertlm.infilling import Infilling, Lengths, Request, begin, infill
@@ -27,6 +28,7 @@ from insertlm.tasks.text import Text
 from insertlm.tokenizers import Tokenizer, WordTokenizer
 from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
+from insertlm.weights import unpack
 
 __all__ = ["BUNDLED", "Model", "bundled", "choose_device", "load", "prepare"]
 
@@ -220,7 +222,8 @@ class Model:
 
 
 def load(name_or_path: str | Path = BUNDLED, device: str | None = None) -> Model:
-    """A bundled model by name, a run folder of `insertlm train`, or a folder with recipe.yaml and model.safetensors.
+    """A bundled model by name, a run folder of `insertlm train`, a folder of `insertlm export`, or the id of one on the
+    Hugging Face Hub, `"owner/name"` (if there is no folder `owner` here).
 
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
     """
@@ -273,6 +276,8 @@ def _find(name: str) -> Path:
             return Path(name)
     except OSError as error:
         raise InsertlmError(f"{name}: cannot be read: {reason(error)}") from error
+    if is_hub_id(name):
+        return fetch(name)
     known = f", or a bundled model ({', '.join(names)})" if (names := bundled()) else ""
     raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
 
@@ -286,7 +291,7 @@ def _weights(folder: Path) -> tuple[dict[str, Tensor], int | None]:
             raise InsertlmError(f"{folder}: no checkpoint yet; expected {folder / 'checkpoints'}/step-…")
         return checkpoint.load_part(newest, "ema"), int(newest.name.removeprefix("step-"))
     try:
-        return load_file(released), None
+        return unpack(load_file(released)), None
     except (SafetensorError, OSError) as error:
         raise InsertlmError(f"{released}: expected a safetensors file: {' '.join(str(error).split())}") from error
 

@@ -27,6 +27,7 @@ OVERRIDES = {
     "infill set": ("decode",),
     "data": (),
     "data infilling": (),
+    "export": (),
     "solve": (),
     "serve": (),
     "plot": ("decode",),
@@ -88,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
         _add_infill,
         _add_data,
         _add_data_infilling,
+        _add_export,
         _add_solve,
         _add_serve,
         _add_plot,
@@ -104,7 +106,7 @@ def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: s
     return command
 
 
-_MODEL_HELP = "run folder or bundled model (default: the bundled star-hard-mini)"
+_MODEL_HELP = "run folder, export, Hub id or bundled model (default: the bundled star-hard-mini)"
 
 
 def _add_model(command: _Parser) -> None:
@@ -267,6 +269,15 @@ def _add_data(subparsers: Any) -> None:
     command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
     command.add_argument("--out", type=Path, metavar="FILE", help="write them as JSONL")
+
+
+def _add_export(subparsers: Any) -> None:
+    note = "--push takes the token of `hf auth login`, or of HF_TOKEN."
+    command = _add(subparsers, "export", "write a model as a folder that transformers reads", note)
+    command.add_argument("model", metavar="RUN", help="run folder, bundled model or Hub id; an ilm trained on text")
+    command.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="to write: new, or an earlier export")
+    command.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face Hub, as one commit")
+    command.add_argument("--private", action="store_true", help="if --push makes the repository: only for you")
 
 
 def _add_solve(subparsers: Any) -> None:

@@ -1,4 +1,4 @@
-"""`insertlm train | evaluate | generate | infill | data | solve | serve | plot`.
+"""`insertlm train | evaluate | generate | infill | data | export | solve | serve | plot`.
 
 arguments.py knows what each command takes, this file finds out which is meant, and commands/ carries it out. Whatever a
 user can get wrong ends as one line on standard error and exit code 2.

@@ -8,7 +8,9 @@ gather of as many dot products as there are deleted tokens.
 Forward and backward are operators of their own, opaque to `torch.compile`: it would otherwise unroll the loop over
 chunks for one number of rows, and compile again for every other.
 
-On a GPU under autocast the products take bfloat16 and give float32; the rest is one pass over each chunk.
+On a GPU under autocast the products take bfloat16 and give float32; the rest is one pass over each chunk. Both terms
+must then see the same rounded operands, see `rounded`. Else the gradients of a token that is certain already do not
+cancel, and what is left of them drives the weights on and on.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["row_chunks", "slot_logsumexp"]
+__all__ = ["rounded", "row_chunks", "slot_logsumexp"]
 
 _CHUNK_ELEMENTS = 1 << 26  # the largest piece of logits ever held: 256 MB in float32
 _ALIGNMENT = 64  # products are several times slower on rows that end anywhere
@@ -27,11 +29,33 @@ _ALIGNMENT = 64  # products are several times slower on rows that end anywhere
 
 def slot_logsumexp(hidden: Tensor, unembedding: Tensor) -> Tensor:
     """The log-mass of each slot over the vocabulary: [T, d] and [V, d] to [T], in the dtype of the operands."""
-    if hidden.is_cuda and torch.is_autocast_enabled("cuda"):
+    if _halved(hidden):
         mass: Tensor = _forward_halved(hidden, unembedding)
     else:
         mass = _forward(hidden, unembedding) if torch.is_grad_enabled() else _masses(hidden, unembedding)
     return mass
+
+
+def rounded(x: Tensor) -> Tensor:
+    """What `slot_logsumexp` sees of an operand, in the type of the operand; gradients pass as they are."""
+    if not _halved(x):
+        return x
+    value: Tensor = _round(x)
+    return value
+
+
+def _halved(x: Tensor) -> bool:
+    return x.is_cuda and torch.is_autocast_enabled("cuda")
+
+
+@torch.library.custom_op("insertlm::round", mutates_args=())
+def _round(x: Tensor) -> Tensor:
+    """Opaque to the compiler too, which leaves out conversions there and back."""
+    return x.bfloat16().to(x.dtype)
+
+
+_round.register_fake(torch.empty_like)
+_round.register_autograd(lambda ctx, grad: grad)
 
 
 def _masses(hidden: Tensor, unembedding: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def start() -> Callable[[Any], Any]:
 def serve(models: list[Model]) -> Callable[..., Any]:
     """A server with limits and a key of its own, for as long as a `with` lasts."""
 
-    def begin(key: str | None = None, **limits: int) -> Any:
+    def begin(key: str | None = None, models: list[Model] = models, **limits: int) -> Any:
         return run(create_app(models, Limits(**limits), key))
 
     return begin

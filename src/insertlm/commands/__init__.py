@@ -3,6 +3,7 @@
 Modules that import torch are imported where they are needed, so that `data` and mistakes are answered at once.
 """
 
+from insertlm.commands.exporting import export
 from insertlm.commands.infilling import data_infilling, infill, infill_set
 from insertlm.commands.runs import data, evaluate, generate, plot_graph, plot_training, plot_trajectory, solve, train
 from insertlm.commands.serving import serve
@@ -17,6 +18,7 @@ __all__ = [
     "evaluate_infilling",
     "evaluate_judge",
     "evaluate_nll",
+    "export",
     "generate",
     "infill",
     "infill_set",

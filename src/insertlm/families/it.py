@@ -41,7 +41,7 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.families.ilm import Corrupted, corrupt, deletion_count
-from insertlm.losses import slot_logsumexp
+from insertlm.losses import rounded, slot_logsumexp
 from insertlm.noise import hash32
 from insertlm.packing import Packing
 from insertlm.section import Section
@@ -120,24 +120,25 @@ class IT(Family):
         keys = x.dropout if self.training else None
         attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=slots.rows)
-        mass = slot_logsumexp(hidden, self.unembedding.weight)
+        hidden, words = rounded(hidden), rounded(self.unembedding.weight)
+        mass = slot_logsumexp(hidden, words)
         with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
-            token_loss, end_loss = self._slot_losses(hidden, mass, slots, rows.target, x.deleted)
+            token_loss, end_loss = self._slot_losses(hidden, words, mass, slots, rows.target, x.deleted)
         return Losses(token_loss + end_loss, {"token_loss": token_loss.detach(), "end_loss": end_loss.detach()})
 
     def _slot_losses(
-        self, hidden: Tensor, mass: Tensor, slots: Slots, target: Tensor, deleted: Tensor
+        self, hidden: Tensor, words: Tensor, mass: Tensor, slots: Slots, target: Tensor, deleted: Tensor
     ) -> tuple[Tensor, Tensor]:
         """−log P of the missing tokens, averaged in each slot, and of <eos> in empty slots. Never builds the logits.
 
-        hidden: [S, d]   mass: [S]   target, deleted: [B, L]
+        hidden: [S, d]   words: [V, d]   mass: [S]   target, deleted: [B, L]
         """
         count, cells, of = slots.packing.lengths, slots.packing.where, slots.of.flatten()
-        word = F.embedding(target, self.unembedding.weight)
+        word = F.embedding(target, words)
         score = (hidden.index_select(0, of).view_as(word) * word).sum(-1)
         surprise = (mass.index_select(0, of).view_as(score) - score) * deleted
         token_loss = (surprise / slots.missing[slots.of].clamp(min=1)).sum(1) / count
-        end = mass - hidden @ self.unembedding.weight[self.specials.eos]
+        end = mass - (hidden * words[self.specials.eos]).sum(-1)
         empty = slots.packing.keep & (slots.missing[cells] == 0)
         end_loss = (end.index_select(0, cells.flatten()).view_as(empty) * empty).sum(1) / count
         return token_loss.mean(), end_loss.mean()

@@ -54,7 +54,7 @@ from insertlm.decoding.sampling import choose
 from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
-from insertlm.losses import slot_logsumexp
+from insertlm.losses import rounded, slot_logsumexp
 from insertlm.noise import hash32, randint, uniform
 from insertlm.packing import Packing
 from insertlm.section import Count, Section
@@ -210,9 +210,10 @@ class MDM(Family):
 
     def _cross_entropy(self, hidden: Tensor, target: Tensor) -> Tensor:
         """hidden: [N, width]   target: [N]   Returns [N]."""
-        mass = slot_logsumexp(hidden, self.unembedding.weight.index_select(0, self.words))
+        hidden, unembedding = rounded(hidden), rounded(self.unembedding.weight)
+        mass = slot_logsumexp(hidden, unembedding.index_select(0, self.words))
         with torch.autocast(hidden.device.type, enabled=False):  # in full precision, as the norm before
-            return mass - (hidden * F.embedding(target, self.unembedding.weight)).sum(-1)
+            return mass - (hidden * F.embedding(target, unembedding)).sum(-1)
 
     # --- Writing
 

@@ -1,0 +1,463 @@
+"""An insertion language model for transformers, whole, in one file that needs torch and transformers alone.
+
+    from transformers import AutoModel, AutoTokenizer
+    model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
+    print(model.infill("Lily found ___. She ___ all day.", tokenizer).text)
+
+`insertlm export` puts this file beside the weights. It reads what the package reads and writes what the package writes,
+token for token, for the same seed; tests hold the two together. It is the plain version: one text at a time, no cache,
+no banned or required words. The package (insertlm) has these, and training.
+
+Design choices:
+- A row reads `<stop> <bos> text`. Slot k means "right behind the k-th token"; one softmax over slots × vocabulary.
+- The stop classifier reads <stop>'s hidden row and is asked before every insertion; class 0 means complete.
+- A step chooses a slot, then a token in it, or a pair of both at once (`joint`). Special tokens do not take part.
+- Every draw is a hash of what it is for, the seed, the step and the entry, so a text depends on its seed alone.
+- What was given comes back letter for letter: the text is put together from the given pieces and the fills. A single
+  space before a blank is not shown to the model, which writes it itself as the start of the fill's first token.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+__all__ = ["Infilled", "InsertlmConfig", "InsertlmModel", "InsertlmOutput"]
+
+_SLOT, _TOKEN = 0, 1  # streams of noise: what a draw is for
+_PLAUSIBLE = 0.01  # where an order looks at tokens: the least share of the heaviest slot's mass
+_ENDLESS = 1 << 40  # the room of a blank without a maximum
+_ORDERS = ("auto", "mass", "certainty", "margin")
+
+
+class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
+    """What config.json holds.
+
+    reserved: ids that are never written, special ones among them   decode: how to choose and when to end, see `infill`
+    """
+
+    model_type = "insertlm"
+
+    def __init__(
+        self,
+        vocab_size: int = 0,
+        hidden_size: int = 8,
+        num_hidden_layers: int = 1,
+        num_attention_heads: int = 1,
+        intermediate_size: int = 8,
+        max_position_embeddings: int = 2048,
+        stop_token_id: int = 0,
+        reserved: Sequence[int] = (),
+        decode: dict[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = intermediate_size
+        self.max_position_embeddings = max_position_embeddings
+        self.stop_token_id = stop_token_id
+        self.reserved = list(reserved)
+        self.decode = dict(decode or {})
+        super().__init__(**others)
+
+
+# --- Model ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class InsertlmOutput(ModelOutput):  # type: ignore[misc]
+    """logits: [B, N, V], of inserting a token right behind each of the row   stop_logits: [B, 2], complete and not"""
+
+    logits: Tensor | None = None
+    stop_logits: Tensor | None = None
+
+
+class _Block(nn.Module):
+    def __init__(self, config: InsertlmConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.heads = config.num_attention_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.hidden_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, width)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """x: [B, N, width]   mask: [B, 1, 1, N] bool, which keys are seen"""
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(_rotate(q, *turn), _rotate(k, *turn), v, attn_mask=mask)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        changed: Tensor = x + self.down(self.up(self.hidden_norm(x)).relu())
+        return changed
+
+
+def _turns(count: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions 0 … count-1, each [count, rotary/2]. Not kept: buffers that are in no file are not
+    there after `from_pretrained`."""
+    dims = min(64, head_dim)
+    frequency = 10_000.0 ** (-torch.arange(0, dims, 2, dtype=torch.float64, device=like.device) / dims)
+    angle = torch.arange(count, device=like.device)[:, None] * frequency
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x: [B, heads, N, head_dim], of which pairs (i, i + rotary/2) are turned and the rest passes"""
+    half = cos.shape[1]
+    a, b, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+class _Backbone(nn.Module):
+    def __init__(self, config: InsertlmConfig) -> None:
+        super().__init__()
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList([_Block(config) for _ in range(config.num_hidden_layers)])
+
+    def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[B, N] to hidden rows [B, N, width]"""
+        x: Tensor = self.embedding(input_ids)
+        turn = _turns(x.shape[1], self.head_dim, x)
+        for block in self.blocks:
+            x = block(x, turn, mask)
+        return x
+
+
+class _StopHead(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.out = nn.Linear(width, 2, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, width] to [B, 2]"""
+        logits: Tensor = self.out(hidden + self.down(torch.tanh(self.up(self.norm(hidden)))))
+        return logits
+
+
+class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
+    config_class = InsertlmConfig
+    base_model_prefix = "insertlm"
+    _no_split_modules = ("_Block",)
+    _supports_sdpa = True
+
+    def __init__(self, config: InsertlmConfig) -> None:
+        super().__init__(config)
+        self.backbone = _Backbone(config)
+        self.unembedding = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.stop = _StopHead(config.hidden_size)
+        self._heads: tuple[Any, Tensor] | None = None
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> InsertlmOutput:
+        """input_ids: [B, N], rows of <stop> <bos> text, padded behind   attention_mask: [B, N], 0 on padding"""
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        hidden = self.backbone(input_ids, mask)
+        return InsertlmOutput(logits=self.unembedding(hidden), stop_logits=self.stop(hidden[:, 0]))
+
+    @torch.inference_mode()
+    def infill(
+        self,
+        text: str,
+        tokenizer: Any,
+        *,
+        seed: int = 0,
+        min_length: int | Sequence[int | None] | None = None,
+        max_length: int | Sequence[int | None] | None = None,
+        **settings: Any,
+    ) -> Infilled:
+        """Fill in the blanks of a text: three or more underscores each; `\\___` are plain ones. `"___"` alone writes
+        from nothing.
+
+        min_length, max_length: of every blank in tokens, or a list with one for each (None: at least 1; no maximum)
+
+        `settings` override config.decode:
+        stop_threshold   of the stop classifier's probability
+        order            which slot next: mass (auto), certainty or margin
+        joint            choose pairs of slot and token at once
+        position_top_k   slots in play, 1 = the best, 0 = all
+        temperature, top_k, top_p   of tokens, or of pairs if joint; temperature 0 takes the likeliest
+        max_steps        insertions
+        """
+        decode = _checked({**self.config.decode, **settings}, self.config.decode)
+        pieces = _parse_blanks(text)
+        given = _Given.of(pieces, tokenizer)
+        needs, rooms = _limits(min_length, max_length, len(given.blanks))
+        length, longest = len(given.ids) + 2, self.config.max_position_embeddings
+        longest = min(longest, decode.get("max_length") or longest)
+        if length + sum(needs) > longest:
+            raise ValueError(f"the text and its blanks need {length + sum(needs)} tokens; the model takes {longest}")
+        heads = self._first_words(tokenizer) if given.spaces else None
+        writing = _Writing(self, given, needs, rooms, heads, decode, seed, longest)
+        complete = writing.run()
+        written = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in writing.fills())
+        hidden = (" " if gap in given.spaces else "" for gap in given.blanks)
+        fills = [fill.removeprefix(space) for fill, space in zip(written, hidden, strict=True)]
+        whole = pieces[0] + "".join(fill + piece for fill, piece in zip(fills, pieces[1:], strict=True))
+        return Infilled(whole, fills, complete)
+
+    @property
+    def writable(self) -> Tensor:
+        """The ids a text may get, [W]."""
+        reserved = set(self.config.reserved)
+        return torch.tensor([i for i in range(self.config.vocab_size) if i not in reserved], device=self.device)
+
+    def _first_words(self, tokenizer: Any) -> Tensor:
+        """Which of `writable` begin with a space and go on, or are spaces if none does; all if there are none. [W]"""
+        if self._heads is None or self._heads[0] is not tokenizer:
+            texts = [tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in self.writable.tolist()]
+            spaced = torch.tensor([text.startswith(" ") for text in texts], device=self.device)
+            words = spaced & torch.tensor([bool(text.strip()) for text in texts], device=self.device)
+            heads = words if words.any() else spaced if spaced.any() else torch.ones_like(spaced)
+            self._heads = tokenizer, heads
+        return self._heads[1].to(self.device)
+
+
+# --- Blanks -----------------------------------------------------------------------------------------------------------
+
+
+class Infilled(NamedTuple):
+    """text: with its blanks filled   fills: what went into each   complete: whether the model ended it; else a limit on
+    length or steps did"""
+
+    text: str
+    fills: list[str]
+    complete: bool
+
+
+class _Given(NamedTuple):
+    """ids: what the model sees of the given text   blanks: how many of them are before each blank   spaces: the blanks,
+    by that number, before which a space is hidden"""
+
+    ids: list[int]
+    blanks: list[int]
+    spaces: frozenset[int]
+
+    @classmethod
+    def of(cls, pieces: Sequence[str], tokenizer: Any) -> _Given:
+        ids, blanks, spaces = list[int](), list[int](), list[int]()
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            hidden = not last and piece.endswith(" ") and (number == 0 or len(piece) > 1)
+            seen = piece[:-1] if hidden else piece
+            ids += tokenizer(seen, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            if not last:
+                if blanks and blanks[-1] == len(ids):
+                    raise ValueError(f"blanks {number} and {number + 1}: the model sees nothing between them")
+                blanks.append(len(ids))
+                spaces += [len(ids)] if hidden else []
+        return cls(ids, blanks, frozenset(spaces))
+
+
+def _parse_blanks(text: str) -> list[str]:
+    """The pieces around the blanks."""
+    for place, character in enumerate(text):
+        kind = unicodedata.category(character)
+        if kind == "Cs" or (kind == "Cc" and character not in "\t\n\r"):
+            raise ValueError(f"the text has U+{ord(character):04X} at character {place}; expected plain text")
+    pieces, end = [""], 0
+    for match in re.finditer(r"(\\*)(_+)", text):
+        slashes, run = match.groups()
+        plain = "_" * (len(slashes) % 2)  # a backslash makes the underscore behind it a plain one
+        run = run.removeprefix(plain)
+        pieces[-1] += text[end : match.start()] + slashes[: len(slashes) // 2] + plain
+        if len(run) >= 3:
+            pieces.append("")
+        else:
+            pieces[-1] += run
+        end = match.end()
+    pieces[-1] += text[end:]
+    if len(pieces) == 1:
+        raise ValueError("the text has no blank; expected ___ where something is missing")
+    return pieces
+
+
+def _limits(
+    least: int | Sequence[int | None] | None, most: int | Sequence[int | None] | None, count: int
+) -> tuple[list[int], list[int]]:
+    """How many tokens each blank must and may get."""
+    rooms = [_ENDLESS if high is None else high for high in _each(most, count)]
+    needs = [min(1, room) if low is None else low for low, room in zip(_each(least, count), rooms, strict=True)]
+    if any(not 0 <= need <= room for need, room in zip(needs, rooms, strict=True)):
+        raise ValueError(f"expected 0 <= min_length <= max_length, got {least} and {most}")
+    return needs, rooms
+
+
+def _each(lengths: int | Sequence[int | None] | None, count: int) -> list[int | None]:
+    if lengths is None or isinstance(lengths, int):
+        return [lengths] * count
+    if len(lengths) != count:
+        raise ValueError(f"expected a length, or one for each of the {count} blanks, got {len(lengths)}")
+    return list(lengths)
+
+
+def _checked(decode: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    if unknown := decode.keys() - known.keys():
+        raise ValueError(f"unknown setting {min(unknown)}; expected one of {', '.join(known)}")
+    if decode["order"] not in _ORDERS:
+        raise ValueError(f"order: expected one of {', '.join(_ORDERS)}, got {decode['order']!r}")
+    if decode["order"] in ("certainty", "margin") and (decode["joint"] or decode["position_top_k"] != 1):
+        raise ValueError(f"order {decode['order']}: expected joint=False and position_top_k=1")
+    if not (decode["temperature"] >= 0 and 0 < decode["top_p"] <= 1):
+        raise ValueError("expected temperature >= 0 and 0 < top_p <= 1")
+    return decode
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+class _Cell(NamedTuple):
+    """token: what it holds   number: of its coming, which noise depends on   blank: the one right behind it, or -1
+    edge: whether the next token there must be one of the heads   new: whether the model wrote it"""
+
+    token: int
+    number: int
+    blank: int = -1
+    edge: bool = False
+    new: bool = False
+
+
+class _Writing:
+    """One text under way.
+
+    line: all but <stop>, in reading order   needs, rooms: tokens that each blank must and may still get
+    heads: [W] bool or None
+    """
+
+    def __init__(
+        self,
+        model: InsertlmModel,
+        given: _Given,
+        needs: list[int],
+        rooms: list[int],
+        heads: Tensor | None,
+        decode: dict[str, Any],
+        seed: int,
+        longest: int,
+    ) -> None:
+        blank = {gap: number for number, gap in enumerate(given.blanks)}
+        row = [model.config.bos_token_id, *given.ids]
+        self.line = [
+            _Cell(token, rank + 1, blank.get(rank, -1), heads is not None and rank in given.spaces)
+            for rank, token in enumerate(row)
+        ]
+        self.model, self.needs, self.rooms, self.heads = model, [*needs], [*rooms], heads
+        self.decode, self.seed, self.longest, self.words = decode, seed, longest, model.writable
+
+    def run(self) -> bool:
+        """Insert until the model has enough, or a limit is reached. Whether the model ended it."""
+        for number in range(self.decode["max_steps"] + 1):
+            tokens = [self.model.config.stop_token_id, *(cell.token for cell in self.line)]
+            [hidden] = self.model.backbone(torch.tensor([tokens], device=self.model.device))
+            stop = self.model.stop(hidden[:1]).float().softmax(-1)[0, 0]
+            done, owed = bool(stop >= self.decode["stop_threshold"]), sum(self.needs)
+            if done and not owed:
+                return True
+            left = min(self.longest - len(tokens), self.decode["max_steps"] - number)
+            wanted = self.needs if owed and (done or left <= owed) else self.rooms
+            slots = [place for place, cell in enumerate(self.line) if cell.blank >= 0 and wanted[cell.blank]]
+            slots.sort(key=lambda place: self.line[place].number)
+            if left <= 0 or not slots or not self._insert(slots, hidden[1:], number):
+                break
+        return False
+
+    def fills(self) -> list[list[int]]:
+        """What each blank got."""
+        found: list[list[int]] = [[] for _ in self.needs]
+        for cell in self.line:
+            if cell.new:
+                found[cell.blank].append(cell.token)
+        return found
+
+    def _insert(self, slots: list[int], hidden: Tensor, number: int) -> bool:
+        """One token right behind one of the slots. Whether there was any that may be written."""
+        logits = (hidden[slots] @ self.model.unembedding.weight[self.words].T).float()
+        if self.heads is not None:
+            edge = torch.tensor([self.line[place].edge for place in slots], device=logits.device)
+            logits = logits.masked_fill(edge[:, None] & ~self.heads, -torch.inf)
+        if not logits.isfinite().any():
+            return False
+        cells = torch.tensor([self.line[place].number for place in slots], device=logits.device)
+        slot, word = self._choose_pair(logits, cells, number)
+        before = self.line[slots[slot]]
+        new = _Cell(int(self.words[word]), len(self.line) + 1, before.blank, False, True)
+        self.line.insert(slots[slot] + 1, new)
+        self.rooms[new.blank] -= 1
+        self.needs[new.blank] = max(0, self.needs[new.blank] - 1)
+        return True
+
+    def _choose_pair(self, logits: Tensor, cells: Tensor, number: int) -> tuple[int, int]:
+        """logits: [S, W]   cells: [S], numbers of the slots' cells. Returns the index of a slot and of a word in it."""
+        decode, width = self.decode, logits.shape[1]
+        greedy = decode["temperature"] == 0.0 or decode["top_k"] == 1
+        columns = torch.arange(width, device=logits.device)
+        among = decode["temperature"], decode["top_k"], decode["top_p"]
+        if decode["joint"]:
+            pairs = (cells[:, None] * width + columns).flatten()
+            pair = _choose(logits.flatten(), _uniform(_TOKEN, self.seed, number, pairs), *among)
+            return pair // width, pair % width
+        score = _slot_scores(logits, decode["order"])
+        slot = _choose(score, _uniform(_SLOT, self.seed, number, cells), 1.0, decode["position_top_k"], 1.0)
+        noise = columns if greedy else _uniform(_TOKEN, self.seed, number, columns)
+        return slot, _choose(logits[slot], noise, *among)
+
+
+def _slot_scores(logits: Tensor, order: str) -> Tensor:
+    """The slot with the highest gets the next token. [S, W] to [S]"""
+    mass = logits.logsumexp(-1)
+    if order in ("auto", "mass"):
+        return mass
+    best, *others = logits.topk(min(2, logits.shape[1])).values.unbind(-1)
+    if order == "certainty":
+        score = best - mass
+    else:
+        second = others[0] if others else torch.full_like(best, -torch.inf)
+        score = (best - mass).exp() - (second - mass).exp()
+    return score.masked_fill(mass < mass.max() + torch.tensor(_PLAUSIBLE).log(), -torch.inf)
+
+
+def _choose(logits: Tensor, noise: Tensor, temperature: float, top_k: int, top_p: float) -> int:
+    """One index. logits, noise: [N], the latter uniform on (0, 1)"""
+    if temperature == 0.0 or top_k == 1:
+        return int(logits.argmax())
+    logits = logits / temperature
+    if 0 < top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+    if top_p < 1.0:
+        ordered, index = logits.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        logits = logits.masked_fill(
+            torch.zeros_like(before, dtype=torch.bool).scatter(0, index, before >= top_p), -torch.inf
+        )
+    return int((logits - (-noise.log()).log()).argmax())
+
+
+def _uniform(stream: int, *counters: Tensor | int) -> Tensor:
+    """Floats in (0, 1), a hash of the stream and the counters (the 32-bit finaliser of MurmurHash3)."""
+    low = 0xFFFFFFFF
+
+    def mix(x: Tensor) -> Tensor:
+        x = ((x ^ (x >> 16)) * 0x85EBCA6B) & low
+        x = ((x ^ (x >> 13)) * 0xC2B2AE35) & low
+        return x ^ (x >> 16)
+
+    state: Tensor | int = stream
+    for counter in counters:
+        state = mix((state + 0x9E3779B9 + mix(torch.as_tensor(counter).long() & low)) & low)
+    return ((torch.as_tensor(state) >> 9).float() + 0.5) * 2.0**-23

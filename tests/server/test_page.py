@@ -1,0 +1,385 @@
+"""The page in a real browser, against the real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from lettering import Letters, build, text_model
+from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
+
+import insertlm
+from insertlm.api import Model
+from insertlm.families.ilm import IlmConfig
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+TEXT = "Once ___ there was a girl. She ___ home."
+FAILED = "Failed to load resource"  # the browser's own note on every answer that is an error
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def url(serve: Callable[..., Any], models: list[Model]) -> Iterator[str]:
+    """Of a server that writes a few letters, or any bytes, and solves graphs."""
+    broken = text_model(build(IlmConfig(), Letters), "bytes")
+    with serve(models=[models[0], broken, insertlm.load("star-hard-mini")]) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = [path for name in BROWSERS if (path := shutil.which(name))]
+    if not found:
+        pytest.skip("no Chromium here: the page is not tested (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        # Root, as in a container, cannot have the sandbox. Nothing but our own page is opened.
+        browser = playwright.chromium.launch(executable_path=found[0], args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, url: str) -> Iterator[Open]:
+    """Opens the page. In the end: nothing in the console, and no request to anywhere else."""
+    told: list[str] = []
+    contexts = []
+
+    def build(path: str = "/", *, motion: bool = False, **options: Any) -> Page:
+        context = browser.new_context(base_url=url, reduced_motion="no-preference" if motion else "reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.on("request", lambda request: told.append(request.url) if elsewhere(request.url) else None)
+        page.goto(path)
+        return page
+
+    def elsewhere(address: str) -> bool:
+        return urlsplit(address).hostname != urlsplit(url).hostname
+
+    yield build
+    for context in contexts:
+        context.close()
+    assert [line for line in told if FAILED not in line] == []
+
+
+def fill_in(page: Page, text: str = TEXT) -> dict[str, Any]:
+    """Asks for a text on the page, and returns what the server answers to the same question without streaming."""
+    page.get_by_label("Your text").fill(text)
+    page.get_by_label("Stop threshold").fill("1")  # it writes as much as it may
+    with page.expect_request("**/v1/infill") as asked:
+        page.get_by_role("button", name="Fill in").click()
+    expect(page.locator("#panel-text .status")).to_contain_text("token")
+    return ask(page, asked.value.post_data_json)
+
+
+def ask(page: Page, question: Any) -> dict[str, Any]:
+    answer = page.request.post("v1/infill", data={**question, "stream": False})
+    assert answer.ok
+    return dict(answer.json())
+
+
+def shown(page: Page) -> str:
+    """The result as it stands, without the marks of blanks."""
+    parts = page.locator("#panel-text .tokens > :not([hidden]):not(.blank)")
+    return "".join(parts.all_text_contents())
+
+
+def chips(page: Page) -> Locator:
+    return page.locator("#panel-text .token:visible")
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.{0 if 0.0995 < share < 0.9995 else 1}f} %"
+
+
+def sse(*events: tuple[str, dict[str, Any]]) -> str:
+    return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+
+
+def test_an_infilling_is_the_servers_with_tokens_in_their_places(open_page: Open) -> None:
+    page = open_page()
+    answer = fill_in(page)
+    assert shown(page) == answer["text"]
+    written = [piece for piece in answer["pieces"] if piece["order"] is not None and piece["text"]]
+    assert [chip.strip() for chip in chips(page).all_text_contents()] == [piece["text"].strip() for piece in written]
+    tones = [float(chip.evaluate("chip => chip.style.getPropertyValue('--t')")) for chip in chips(page).all()]
+    last = len(answer["events"]) - 1
+    assert tones == pytest.approx([piece["order"] / last for piece in written])  # the earlier, the lighter
+    expect(page.get_by_role("button", name="Fill in")).to_be_enabled()
+
+
+def test_letters_of_several_tokens_come_out_right(open_page: Open) -> None:
+    """The model of bytes is not trained: what it writes is broken letters for the most part."""
+    page = open_page()
+    page.get_by_label("Model").select_option("bytes")
+    for seed in ("1", "2", "3"):
+        page.get_by_label("Seed").fill(seed)
+        answer = fill_in(page, "Zoë ___ café, “___”")
+        assert answer["model"] == "bytes"
+        assert shown(page) == answer["text"]
+
+
+def test_tokens_appear_one_after_the_other(open_page: Open) -> None:
+    page = open_page(motion=True)
+    seen = page.evaluate_handle(
+        """() => { const seen = [], tokens = document.querySelector("#panel-text .tokens");
+        new MutationObserver(() => seen.push(Number(tokens.dataset.count))).observe(tokens, {attributes: true});
+        return seen; }"""
+    )
+    answer = fill_in(page)
+    assert sorted(set(seen.json_value())) == list(range(len(answer["events"]) + 1))
+    assert shown(page) == answer["text"]
+
+
+def test_the_slider_goes_back_and_forth(open_page: Open) -> None:
+    page = open_page()
+    answer = fill_in(page)
+    slider, total = page.get_by_role("slider", name="Replay"), len(answer["events"])
+    expect(slider).to_have_value(str(total))
+    slider.press("Home")
+    assert shown(page).split() == TEXT.replace("___", "").split()
+    assert page.locator("#panel-text .blank:visible").count() == 2
+    for count in range(1, 4):
+        slider.press("ArrowRight")
+        expect(slider).to_have_attribute("aria-valuetext", f"after {count} of {total} insertions")
+        there = [piece["text"] for piece in answer["pieces"] if piece["order"] is None or piece["order"] < count]
+        assert shown(page).split() == "".join(there).split()
+    slider.press("End")
+    assert shown(page) == answer["text"]
+    assert page.locator("#panel-text .blank:visible").count() == 0
+    slider.press("Home")
+    page.get_by_role("button", name="Play").click()
+    expect(slider).to_have_value(str(total))
+    chips(page).first.click()  # back to the moment of this token
+    first = next(piece["order"] for piece in answer["pieces"] if piece["order"] is not None)
+    expect(slider).to_have_value(str(first + 1))
+
+
+def test_a_token_tells_how_likely_it_was(open_page: Open) -> None:
+    page = open_page()
+    answer = fill_in(page)
+    tip, orders = page.get_by_role("tooltip"), [p["order"] for p in answer["pieces"] if p["order"] is not None]
+    first, second = (answer["events"][order] for order in orders[:2])
+    chips(page).nth(0).hover()
+    expect(tip).to_contain_text(f"order {first['order'] + 1} of {len(orders)}")
+    expect(tip).to_contain_text(f"probability {percent(first['probability'])}")
+    page.mouse.move(0, 0)
+    expect(tip).to_be_hidden()
+    chips(page).nth(0).focus()
+    expect(tip).to_contain_text(f"probability {percent(first['probability'])}")
+    page.keyboard.press("ArrowRight")
+    expect(tip).to_contain_text(f"probability {percent(second['probability'])}")
+    expect(chips(page).nth(1)).to_be_focused()
+    expect(chips(page).nth(1)).to_have_accessible_description(re.compile("probability"))
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+
+
+def test_settings_are_sent_and_else_left_to_the_model(open_page: Open) -> None:
+    page = open_page()
+    questions: list[Any] = []
+
+    def answer(route: Route) -> None:
+        questions.append(route.request.post_data_json)
+        route.fulfill(status=400, json={"error": {"message": "no"}})
+
+    page.route("**/v1/infill", answer)
+    page.get_by_role("button", name="Fill in").click()
+    expect(page.get_by_role("alert")).to_have_text("no")
+    page.get_by_label("Temperature").fill("0.8")
+    page.get_by_label("Nucleus").fill("0.9")
+    page.get_by_label("Stop threshold").fill("0.25")
+    page.get_by_role("button", name="A missing middle").click()
+    page.get_by_role("button", name="Another").click()
+    page.wait_for_timeout(50)
+    plain, chosen = questions
+    keys = ("temperature", "top_p", "stop_threshold", "seed")
+    assert [plain[key] for key in keys] == [None, None, None, 0]
+    assert [chosen[key] for key in keys] == [0.8, 0.9, 0.25, 1]
+    assert plain["text"].count("___") == 2
+    assert chosen["text"].startswith("Tom and his dog")
+
+
+def test_another_is_the_next_seed_and_copy_copies(open_page: Open) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    fill_in(page)
+    page.get_by_label("Temperature").fill("1")
+    with page.expect_request("**/v1/infill") as asked:
+        page.get_by_role("button", name="Another").click()
+    expect(page.locator("#panel-text .status")).to_contain_text("token")
+    question: Any = asked.value.post_data_json
+    assert question["seed"] == 1
+    answer = ask(page, question)
+    assert shown(page) == answer["text"]
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator("#panel-text .status")).to_have_text("Copied.")
+    assert page.evaluate("() => navigator.clipboard.readText()") == answer["text"]
+
+
+def test_it_can_be_stopped(open_page: Open) -> None:
+    page = open_page()
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/v1/infill", hold)
+    page.get_by_role("button", name="Fill in").click()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#panel-text .status")).to_have_text("Stopped after 0 tokens.")
+    expect(page.get_by_role("alert")).to_be_empty()
+    [route] = held
+    route.abort()
+
+
+def test_a_star_graph_is_solved_and_drawn(open_page: Open) -> None:
+    page = open_page()
+    page.get_by_role("tab", name="Solve a graph").click()
+    with page.expect_request("**/v1/solve"):
+        page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#panel-graph .status")).to_contain_text("The path, found in")
+    graph = page.request.get("v1/graphs/example?seed=7").json()
+    path = graph["path"]
+    assert page.locator(".node").count() == len({node for edge in graph["edges"] for node in edge})
+    assert sorted(map(int, page.locator(".node.on").all_text_contents())) == sorted(path)
+    assert page.locator(".edge").count() == len(graph["edges"])
+    assert page.locator(".edge.on").count() == len(path) - 1
+    assert [int(name) for name in page.locator("#panel-graph .token").all_text_contents()] == [
+        node for edge in pairwise(path) for node in edge
+    ]
+    expect(page.get_by_role("img")).to_have_accessible_name(re.compile(f"Path: {', '.join(map(str, path))}"))
+    page.get_by_role("slider", name="Replay").press("Home")
+    assert page.locator(".node.on, .edge.on").count() == 0
+    page.get_by_role("button", name="Another graph").click()
+    expect(page.get_by_role("img")).to_have_accessible_name(re.compile("A graph of"))
+    expect(page.get_by_label("Graph", exact=True)).to_have_value("8")
+    expect(page.locator("#panel-graph .token")).to_have_count(0)
+
+
+def test_a_wrong_path_is_drawn_as_wrong(open_page: Open) -> None:
+    page = open_page("/#graph")
+    ends = [page.request.get("v1/graphs/example?seed=7").json()[end] for end in ("source", "goal")]
+    events = [
+        ("insertion", {"order": k, "step": k, "at": k, "token": node, "text": str(node), "probability": 0.5})
+        for k, node in enumerate(ends)
+    ]
+    pieces = [{"text": str(node), "order": k} for k, node in enumerate(ends)]
+    done = {"model": "m", "nodes": ends, "complete": True, "pieces": pieces}
+    body = sse(("start", {"cells": []}), *events, ("done", done))
+    page.route("**/v1/solve", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#panel-graph .status")).to_have_text("This is not the path.")
+    assert page.locator(".wrong").count() == 1
+    assert page.locator(".edge.on").count() == 0
+
+
+def test_the_keyboard_is_enough(open_page: Open) -> None:
+    page = open_page()
+    keys = page.keyboard
+
+    def tab_to(target: Locator, most: int = 20) -> None:
+        for _ in range(most):
+            keys.press("Tab")
+            if target.evaluate("element => element === document.activeElement"):
+                return
+        pytest.fail(f"the tab key does not lead to {target}")
+
+    tab_to(page.get_by_role("tab", name="Fill in text"))
+    tab_to(page.get_by_label("Your text"))
+    keys.press("Control+a")
+    keys.type(TEXT)
+    keys.press("Control+Enter")
+    expect(page.locator("#panel-text .status")).to_contain_text("token")
+    tab_to(chips(page).first)
+    keys.press("End")
+    expect(chips(page).last).to_be_focused()
+    tab_to(page.get_by_role("button", name="Play"), most=1)
+    tab_to(page.get_by_role("slider", name="Replay"), most=1)
+    keys.press("Home")
+    assert chips(page).count() == 0
+    page.get_by_role("tab", name="Fill in text").focus()
+    keys.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Solve a graph")).to_be_focused()
+    expect(page.locator("#panel-graph svg").first).to_be_visible()
+    tab_to(page.get_by_role("button", name="Solve"), most=1)
+    keys.press("Enter")
+    expect(page.locator("#panel-graph .status")).to_contain_text("The path")
+
+
+def test_errors_are_shown_in_one_line(open_page: Open) -> None:
+    page = open_page()
+    problem = page.locator("#panel-text .problem")
+    page.get_by_label("Your text").fill("nothing is missing here")
+    page.get_by_role("button", name="Fill in").click()
+    expect(problem).to_contain_text("the text has no blank")
+    page.route("**/v1/infill", lambda route: route.fulfill(status=503, body="<html>\nno"))
+    page.get_by_role("button", name="Fill in").click()
+    expect(problem).to_have_text("The server answered 503.")
+    page.unroute("**/v1/infill")
+    fill_in(page)
+    expect(problem).to_be_empty()
+
+
+def test_a_connection_that_drops_is_said_to_have(open_page: Open) -> None:
+    page = open_page()
+    problem, fill = page.locator("#panel-text .problem"), page.get_by_role("button", name="Fill in")
+    begun: list[tuple[str, dict[str, Any]]] = [
+        ("start", {"id": "x", "model": "m", "cells": [{"text": "Once"}, {"text": "."}]}),
+        ("insertion", {"order": 0, "step": 0, "at": 1, "token": 1, "text": " upon", "probability": 0.5}),
+    ]
+
+    def answers(body: str) -> None:
+        page.unroute_all()
+        page.route("**/v1/infill", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        fill.click()
+
+    answers(sse(*begun))
+    expect(problem).to_have_text("The connection to the server was lost.")
+    assert shown(page) == "Once upon."  # what came before stays
+    answers(sse(*begun, ("error", {"error": {"message": "it took\ntoo long"}})))
+    expect(problem).to_have_text("it took too long")
+    page.unroute_all()
+    page.route("**/v1/infill", lambda route: route.abort())
+    fill.click()
+    expect(problem).to_have_text("The server cannot be reached.")
+
+
+def test_a_key_is_asked_for_only_by_servers_that_want_one(open_page: Open, serve: Callable[..., Any]) -> None:
+    expect(open_page().get_by_label("API key")).to_be_hidden()
+    with serve(key="open sesame") as guarded:
+        page = open_page(guarded.url)
+        field, problem = page.get_by_label("API key"), page.locator("#panel-text .problem")
+        expect(field).to_be_focused()
+        field.fill("wrong")
+        field.press("Enter")
+        expect(problem).to_contain_text("the server's key")
+        field.fill("open sesame")
+        field.press("Enter")
+        expect(field).to_be_hidden()
+        expect(problem).to_be_empty()
+        page.get_by_role("button", name="Fill in").click()
+        expect(page.locator("#panel-text .status")).to_contain_text("token")
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 320)])
+def test_it_is_accessible_on_narrow_and_wide_screens(open_page: Open, scheme: str, width: int) -> None:
+    page = open_page(color_scheme=scheme, viewport={"width": width, "height": 800})
+    fill_in(page)
+    chips(page).first.focus()
+    assert Axe().run(page).generate_report().startswith("Found 0 ")
+    assert page.evaluate("() => document.documentElement.scrollWidth") == width
+    page.get_by_role("tab", name="Solve a graph").click()
+    page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#panel-graph .status")).to_contain_text("The path")
+    assert Axe().run(page).generate_report().startswith("Found 0 ")
+    assert page.evaluate("() => document.documentElement.scrollWidth") == width

@@ -1,0 +1,301 @@
+"""Every command and every piece of Python in README.md and docs/ is run, or the tables here say why it is not.
+
+The blocks of a page run in order, in a folder that has what the page speaks of. Long ones are shortened, see SHORTER
+and LONGER. What is not run must still be right as far as that can be told: the real parser takes it, and recipes,
+scripts and extras that it names exist. So must commands within sentences and tables.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from safetensors.torch import save_file
+
+import insertlm
+from insertlm import cli
+from insertlm.arguments import OVERRIDES
+from insertlm.config import load_recipe, parse_recipe, to_yaml
+from insertlm.errors import InsertlmError
+from insertlm.subwords import train_bpe
+from insertlm.training.loop import build_family
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+STORIES = [
+    f"The {animal} number {i} sat on the mat. It was a very fine day for it. Then it went home again."
+    for i in range(30)
+    for animal in ("cat", "dog")
+]
+
+# Blocks that other tests run, with what they print.
+ELSEWHERE = {
+    ("README.md", "python"): "test_readme.py",
+    ("adding-a-family.md", "python"): "test_docs.py",
+    ("zebra.md", "console"): "test_docs.py",
+}
+
+# Commands that are only parsed, and why.
+ONLY_PARSED = {
+    r"make demo": "installs; what it then runs is in test_readme.py",
+    r"make test": "this is part of it",
+    r"pip install": "installs",
+    r".*--push ": "needs the Hub; tests/export/test_hub.py runs it against a stand-in",
+    r".*--model me/stories": "needs the Hub; tests/export/test_hub.py runs it against a stand-in",
+    r"insertlm evaluate (infilling|judge|nll) ": "needs a model of billions of parameters; tests/evaluation runs it",
+    r"python -m insertlm.harness ": "needs tasks from the Hub; test_harness.py runs it on tasks of its own",
+    r"insertlm serve": "runs until it is stopped; the server has tests of its own",
+    r"curl ": "asks a server that does not run here; the server has tests of its own",
+    r"torchrun ": "needs several devices; training has tests of its own",
+}
+# Pages whose Python is only compiled, and why.
+ONLY_COMPILED = {
+    "serving.md": "asks a server that does not run here; the server has tests of its own",
+    "scaling.md": "needs several devices; training has tests of its own",
+}
+
+# Numbers for which a test has no time, and what takes their place.
+SHORTER = [(r"--count \d{3,}", "--count 3"), (r"--size \d+", "--size 300")]
+# What is added to commands that begin so.
+SMALL = (
+    "--train.steps 2 --train.batch_size 4 --train.validate_every 2 --model.preset mini --model.layers 1 "
+    "--model.width 16 --model.heads 2 --model.hidden 16 --decode.max_steps 4"
+)
+LONGER = {
+    r"insertlm train recipes/star": f"{SMALL} --task.train 40 --task.validation 4",
+    r"insertlm train ": SMALL,
+    r"insertlm evaluate runs/": "--count 4 --decode.max_steps 4",
+}
+
+
+class Block(NamedTuple):
+    page: str
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """What stands between fences."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names = {"bash": "console", "sh": "console", "shell": "console", "py": "python"}
+    return [Block(page.name, names.get(language, language), text) for language, text in found]
+
+
+def commands(text: str) -> list[str]:
+    """Of a block: the lines behind `$`, or all if there is none. A backslash joins a line to the next."""
+    lines = text.replace("\\\n", " ").splitlines()
+    typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")] or lines
+    return [line for each in typed if (line := " ".join(each.partition(" #")[0].split()))]
+
+
+def mentioned(page: Path) -> list[str]:
+    """Commands outside of fences: on lines of their own, or in a sentence."""
+    rest = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    alone = re.findall(r"^    ((?:insertlm|python|make|pip) .*)$", rest, re.MULTILINE)
+    within = re.findall(r"`((?:insertlm|python|make|pip) [^`]*)`", rest.replace("\n", " "))
+    return [command for line in [*alone, *within] for command in commands(line)]
+
+
+def reason_not_to_run(command: str) -> str | None:
+    return next((reason for start, reason in ONLY_PARSED.items() if re.match(start, command)), None)
+
+
+# --- What is not run
+
+
+def check(command: str) -> None:
+    """All that can be told of a command without running it."""
+    program, *arguments = shlex.split(command)
+    if program == "insertlm":
+        check_insertlm(arguments)
+    elif program == "python":
+        check_python(arguments)
+    elif program == "make":
+        assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert {extra for each in re.findall(r"\[(.*?)\]", command) for extra in each.split(",")} <= extras.keys()
+
+
+def check_insertlm(arguments: list[str]) -> None:
+    plain, overrides = cli._split_off_overrides(arguments)
+    try:
+        parsed, rest = cli._parse(plain)
+    except InsertlmError as error:  # the name of a command is fine
+        assert "arguments are required" in str(error) and " ".join(plain) in OVERRIDES, error
+        return
+    cli._refuse_unknown(parsed.command, rest, overrides)
+    if parsed.command == "train" and parsed.recipe.parts[0] == "recipes":
+        load_recipe(ROOT / parsed.recipe, overrides)
+
+
+def check_python(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        assert (ROOT / "src" / Path(*arguments[1].split("."))).with_suffix(".py").is_file()
+        return
+    shared = ROOT / "benchmarks" / "common.py"
+    script = "".join(path.read_text(encoding="utf-8") for path in (ROOT / arguments[0], shared))
+    assert all(f'"{option}"' in script for option in arguments if option.startswith("--"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_mentioned_commands_are_right(page: Path) -> None:
+    for command in mentioned(page):
+        check(command)
+
+
+# --- What is run
+
+
+def save_model(folder: Path, family: str = "ilm") -> None:
+    """A model of text that is not trained, in the form of a released one."""
+    folder.mkdir(parents=True)
+    train_bpe(STORIES, 300).save(folder / "tokenizer.json")
+    tree = {
+        "task": {"name": "text", "train": "a.jsonl", "tokenizer": str(folder / "tokenizer.json"), "block": 150},
+        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "max_length": 160},
+        "family": {"name": family, **({"block": 150} if family == "mdm" else {})},
+        "train": {"steps": 2},
+        "decode": {"max_steps": 6},
+    }
+    recipe = parse_recipe(tree, "test")
+    (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+    save_file(build_family(recipe).state_dict(), folder / "model.safetensors")
+
+
+def save_texts(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    as_json = path.name.partition(".")[2].startswith("jsonl")
+    data = "".join(f"{json.dumps({'text': story}) if as_json else story}\n" for story in STORIES).encode()
+    path.write_bytes(lzma.compress(data) if path.suffix == ".xz" else data)
+
+
+# What pages speak of and do not make themselves.
+GIVEN: dict[str, dict[str, Callable[[Path], object]]] = {
+    "README.md": {"runs/stories_small-ilm": save_model},
+    "text.md": {"MY_STORIES.jsonl": save_texts},
+    "infilling.md": {
+        "MODEL": save_model,
+        "MDM": lambda folder: save_model(folder, "mdm"),
+        "runs/stories_small-ilm": save_model,
+        "story.txt": lambda path: path.write_text("Lily found ___.\n"),
+        "lm1b-test.txt": save_texts,
+        "tinystories-test.jsonl": save_texts,
+    },
+    "export.md": {"runs/stories_small-ilm": save_model},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A checkout, as far as commands see it, and caches of its own."""
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    path, modules = [*sys.path], {*sys.modules}
+    yield tmp_path
+    sys.path[:] = path
+    for name in {*sys.modules} - modules:
+        if name.startswith("transformers_modules"):
+            del sys.modules[name]
+
+
+def shortened(command: str) -> str:
+    for pattern, instead in SHORTER:
+        command = re.sub(pattern, instead, command)
+    more = next((more for start, more in LONGER.items() if re.match(start, command)), "")
+    return f"{command} {more}".strip()
+
+
+def run(command: str, place: Path) -> None:
+    """In this process if it is ours and plain, which saves seconds; else in a shell that knows `insertlm`."""
+    if command.startswith("insertlm ") and not set("|&;<>*") & set(re.sub(r"\".*?\"", "", command)):
+        assert cli.main(shlex.split(command)[1:]) == 0, command
+        return
+    shim = place / "bin" / "insertlm"
+    shim.parent.mkdir(exist_ok=True)
+    source = shlex.quote(str(Path(insertlm.__file__).parents[1]))
+    shim.write_text(f'#!/bin/sh\nPYTHONPATH={source} exec {shlex.quote(sys.executable)} -m insertlm "$@"\n')
+    shim.chmod(0o755)
+    subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"PATH={shlex.quote(str(shim.parent))}:$PATH; {command}"],
+        check=True,
+        timeout=100,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def run_block(block: Block, place: Path) -> None:
+    if (block.page, block.language) in ELSEWHERE:
+        return
+    if block.language == "python":
+        code = compile(block.text, block.page, "exec")
+        if block.page not in ONLY_COMPILED:
+            names: dict[str, Any] = {"insertlm": insertlm}
+            exec(code, names)
+    elif block.language == "console":
+        for command in commands(block.text):
+            if reason_not_to_run(command):
+                check(command)
+            else:
+                run(shortened(command), place)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_run(page: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    for name, make in GIVEN.get(page.name, {}).items():
+        make(place / name)
+    for block in blocks(page):
+        run_block(block, place)
+        printed = capsys.readouterr().out.splitlines()
+        if block.language == "python" and (page.name, "python") not in ELSEWHERE:
+            assert {*re.findall(r"^print\(.*\)  # (\d[\d ]*)$", block.text, re.MULTILINE)} <= {*printed}
+
+
+# --- The tests themselves
+
+
+def test_commands_are_found() -> None:
+    assert commands("$ a b  # why\noutput\n$ c \\\n  d\n") == ["a b", "c d"]
+    assert commands("make demo    # installs\n\nmake test\n") == ["make demo", "make test"]
+    counted = {page.name: sum(len(commands(b.text)) for b in blocks(page) if b.language == "console") for page in PAGES}
+    assert counted["README.md"] >= 11 and counted["infilling.md"] >= 10 and counted["text.md"] == 5
+    assert sum(len(mentioned(page)) for page in PAGES) >= 30
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "insertlm trian recipes/star_cpu/ilm.yaml",
+        "insertlm train recipes/star_cpu/ilm.yaml --train.stpes 3",
+        "insertlm train recipes/star_cpu/none.yaml",
+        "insertlm evaluate nll a.txt --evalautor b",
+        "insertlm evaluate frontier --sweep x",
+        "python benchmarks/none.py",
+        "python benchmarks/generation.py --no-such-option",
+        "python -m insertlm.none",
+        "make nothing",
+        "pip install insertlm[none]",
+    ],
+)
+def test_wrong_commands_are_noticed(wrong: str) -> None:
+    with pytest.raises((InsertlmError, AssertionError, OSError)):
+        check(wrong)
+
+
+def test_shells_fail_loudly(place: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        run("cat no-such-file | wc", place)
+    assert shutil.which("bash")

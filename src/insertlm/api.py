@@ -167,8 +167,17 @@ class Model:
         Of `samples` texts, the i-th depends on what is asked, the model and `seed + i` alone. `settings` override the
         recipe's `decode` section (all but its `max_length`, which here is a blank's). The other arguments: see Request.
 
+        >>> stories = insertlm.load("stories-mini")
+        >>> [story] = stories.infill("Lily found ___ in the park.", max_length=4)
+        >>> story.text == f"Lily found {story.fills[0]} in the park."
+        True
+
         With `stream`, insertions come as they happen; the filled texts are the stream's `results`. A sample that has
         banned words to keep out is shown when it is done.
+
+        >>> stream = stories.infill("Lily found ___ in the park.", max_length=4, stream=True)
+        >>> [event.token for event in stream] == [event.token for event in story.trajectory.events]
+        True
         """
         tokenizer = self.text_tokenizer
         if min(samples, batch_size) < 1 or not 0 <= seed < 1 << 62:

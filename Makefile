@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test browser lint clean
 
-demo: $(INSTALLED)
+demo: $(READY)
+	$(BIN)/insertlm infill - --show < docs/examples/red-ball.txt
 	$(BIN)/insertlm generate --count 10
 
 test: $(INSTALLED) lint browser
@@ -25,10 +27,15 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 # torch comes first and alone: its version is pinned, so that a CPU machine does not pull the CUDA build.
-$(INSTALLED): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+# What tests need beside the package.
+$(INSTALLED): $(READY)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 

@@ -344,7 +344,7 @@ def test_the_wrong_one_of_many_is_named(few: Family) -> None:
 
 
 def test_a_model_of_graphs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["infill", "a ___", "--device", "cpu"]) == 2
+    assert main(["infill", "a ___", "--model", "star-hard-mini", "--device", "cpu"]) == 2
     assert (
         capsys.readouterr().err
         == "insertlm: star-hard-mini: this is a model of the task star; expected a model of text\n"

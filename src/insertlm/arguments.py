@@ -106,11 +106,12 @@ def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: s
     return command
 
 
-_MODEL_HELP = "run folder, export, Hub id or bundled model (default: the bundled star-hard-mini)"
+_MODEL_HELP = "run folder, export, Hub id or bundled model (default: the bundled {})"
+_WRITER, _FILLER = _MODEL_HELP.format("star-hard-mini"), _MODEL_HELP.format("stories-mini")
 
 
 def _add_model(command: _Parser) -> None:
-    command.add_argument("model", nargs="?", metavar="MODEL", help=_MODEL_HELP)
+    command.add_argument("model", nargs="?", metavar="MODEL", help=_WRITER)
 
 
 def _add_device(command: _Parser) -> None:
@@ -249,7 +250,7 @@ def _add_infill(subparsers: Any) -> None:
     )
     of_set.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSONL file to write")
     for each in (command, of_set):
-        each.add_argument("--model", metavar="MODEL", help=_MODEL_HELP)
+        each.add_argument("--model", metavar="MODEL", help=_FILLER)
         each.add_argument("--seed", type=_seed, default=0, metavar="N", help="of sampling (default: 0)")
         each.add_argument("--min", type=_whole(0, 10**6), metavar="N", help="least tokens of a blank (default: 1)")
         each.add_argument(
@@ -321,7 +322,7 @@ def _add_plot(subparsers: Any) -> None:
     plot = _add(subparsers, "plot", "draw pictures (.png, .svg or .pdf)")
     pictures = plot.add_subparsers(dest="picture", metavar="PICTURE", title="pictures", required=True)
     order = _add(pictures, "trajectory", "draw the order in which tokens came", _DECODE_NOTE, "plot_trajectory")
-    order.add_argument("models", nargs="*", metavar="MODEL", help=f"{_MODEL_HELP}; several: a panel each")
+    order.add_argument("models", nargs="*", metavar="MODEL", help=f"{_WRITER}; several: a panel each")
     order.add_argument("--count", type=_count, default=10, metavar="N", help="sequences (default: 10)")
     graph = _add(pictures, "graph", "draw a star graph with its path", _DECODE_NOTE, "plot_graph")
     graph.add_argument("name", nargs="?", metavar="NAME", help="star-easy, star-medium or star-hard (default)")

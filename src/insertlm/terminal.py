@@ -108,7 +108,9 @@ def show_infilling(infilling: Infilling) -> Table:
     for number, spans in enumerate(infilling.frames, start=1):
         line = Text()
         for place, span in enumerate(spans):
-            text = _marked(span).replace("\n", RETURN) if span.new else _near(span.text, place > 0, place < len(spans) - 1)
+            text = (
+                _marked(span).replace("\n", RETURN) if span.new else _near(span.text, place > 0, place < len(spans) - 1)
+            )
             line.append(text, NEW if span.latest else FILL if span.new else "")
         table.add_row(str(number), line)
     table.add_row("", show_spans(infilling.spans))

@@ -26,11 +26,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
-TEXT = (
-    "Once upon a time, there was a little girl named Lily. One day she found ___ in the garden. "
-    "She ___. Her mum smiled and said, “What a nice surprise!”"
-)
-SETTINGS = {"Temperature": "0.8", "Seed": "3"}
+TEXT = (Path(__file__).parent / "examples" / "red-ball.txt").read_text().strip()
+SETTINGS = {"Seed": "10"}
 GRAPH = 7
 FIRST, STEP, LAST = 1200, 220, 3500  # ms that a frame of the animation stays
 COLOURS = 128

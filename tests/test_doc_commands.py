@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,6 +129,7 @@ def check(command: str) -> None:
 
 
 def check_insertlm(arguments: list[str]) -> None:
+    arguments = list(takewhile(lambda word: word not in ("<", ">", "|"), arguments))  # the rest is the shell's
     plain, overrides = cli._split_off_overrides(arguments)
     try:
         parsed, rest = cli._parse(plain)
@@ -199,7 +201,8 @@ GIVEN: dict[str, dict[str, Callable[[Path], object]]] = {
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A checkout, as far as commands see it, and caches of its own."""
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    for folder in ("recipes", "docs"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
@@ -236,13 +239,13 @@ def run(command: str, place: Path) -> None:
     )
 
 
-def run_block(block: Block, place: Path) -> None:
+def run_block(block: Block, place: Path, names: dict[str, Any]) -> None:
+    """names: what the page's Python has defined so far"""
     if (block.page, block.language) in ELSEWHERE:
         return
     if block.language == "python":
         code = compile(block.text, block.page, "exec")
         if block.page not in ONLY_COMPILED:
-            names: dict[str, Any] = {"insertlm": insertlm}
             exec(code, names)
     elif block.language == "console":
         for command in commands(block.text):
@@ -257,8 +260,9 @@ def test_blocks_run(page: Path, place: Path, capsys: pytest.CaptureFixture[str])
     pytest.importorskip("transformers")
     for name, make in GIVEN.get(page.name, {}).items():
         make(place / name)
+    names: dict[str, Any] = {"insertlm": insertlm}
     for block in blocks(page):
-        run_block(block, place)
+        run_block(block, place, names)
         printed = capsys.readouterr().out.splitlines()
         if block.language == "python" and (page.name, "python") not in ELSEWHERE:
             assert {*re.findall(r"^print\(.*\)  # (\d[\d ]*)$", block.text, re.MULTILINE)} <= {*printed}

@@ -124,3 +124,10 @@ def test_the_kernel_of_relu(width: int) -> None:
 def test_the_kernel_of_the_rotation(width: int) -> None:
     shapes = (9, 3, 2, width), (20, 2), (9, 3, 2, width)
     assert_rotates(*(part.float().cuda() for part in drawn(0, *shapes)))
+
+
+@cuda
+@torch.no_grad()
+def test_relu_joins_the_product_in_writing_too() -> None:
+    x, weight, bias = (value.cuda().bfloat16() for value in drawn(0, (70, 64), (96, 64), (96,)))
+    torch.testing.assert_close(linear(x, weight, bias, relu=True), relu_linear(x, weight, bias))

@@ -57,6 +57,7 @@ def open_page(browser: Browser, url: str) -> Iterator[Open]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(15_000)
+        expect.set_options(timeout=15_000)
         page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: told.append(str(error)))
         page.on("request", lambda request: told.append(request.url) if elsewhere(request.url) else None)
@@ -367,8 +368,7 @@ def test_a_key_is_asked_for_only_by_servers_that_want_one(open_page: Open, serve
         field.press("Enter")
         expect(field).to_be_hidden()
         expect(problem).to_be_empty()
-        page.get_by_role("button", name="Fill in").click()
-        expect(page.locator("#panel-text .status")).to_contain_text("token")
+        fill_in(page)
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 320)])

@@ -33,6 +33,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Te
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     if not torch.is_grad_enabled():
+        if relu and x.is_cuda:
+            joined: Tensor = _linear_relu(x, weight, bias)
+            return joined
         out = F.linear(x, weight, bias)
         return out.relu_() if relu else out
     learning: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]

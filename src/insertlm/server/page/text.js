@@ -4,8 +4,11 @@ import { Player } from "./player.js";
 import { Run, count } from "./run.js";
 
 const EXAMPLES = {
-  "Two blanks":
-    "Once upon a time, there was a little girl named Lily. One day she found ___. She was so happy that she ___.",
+  "Two blanks": [
+    "Once upon a time, there was a little girl named Mia. She loved to play in the garden with her dog, Max. One sunny day, Mia lost her red ball. ___ Mia was very sad and started to cry.",
+    "Max saw that Mia was sad. He wanted to help, so ___ He dug and dug until he saw something red. It was the ball! Max picked it up with his mouth and ran back to Mia as fast as he could.",
+    "Mia was so happy. \"Thank you, Max! You are the best dog in the world,\" she said. They played with the red ball until the sun went down.",
+  ].join("\n"),
   "A missing middle": "Tom and his dog went to the park. ___ In the end, they were tired and went home to sleep.",
   "The beginning": "___ “Thank you for helping me,” said the bird, and it flew up into the blue sky.",
   "A whole story": "___",

@@ -114,7 +114,8 @@ def _split_off_overrides(arguments: Iterable[str]) -> tuple[list[str], list[tupl
 
 
 def _complain(message: str) -> int:
-    print("insertlm:", " ".join(message.splitlines()), file=sys.stderr)
+    if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun starts, all of which see this mistake
+        print("insertlm:", " ".join(message.splitlines()), file=sys.stderr)
     return 2
 
 

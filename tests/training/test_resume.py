@@ -21,10 +21,11 @@ from rich.console import Console
 from insertlm.config import Recipe, parse_recipe
 from insertlm.errors import InsertlmError
 from insertlm.training import checkpoint
+from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
 
 STEPS, KILLS = 150, 5
-CPU = torch.device("cpu")
+CPU = Processes(torch.device("cpu"))
 
 
 def recipe_of(**changes: Any) -> Recipe:
@@ -150,6 +151,15 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InsertlmError, match=r"train\.batch_size is 8, not 4"):
         train(recipe_of(steps=3, batch_size=4), tmp_path, CPU, quiet())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_saves_every_better_validation(tmp_path: Path) -> None:
+    """Though none of them falls on a step at which it would save anyway."""
+    train(recipe_of(steps=16, save_every=100, validate_every=3, keep_best=True), tmp_path, CPU, quiet())
+    steps = sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir()))
+    best = checkpoint.best(tmp_path / "checkpoints")
+    assert best is not None
+    assert {checkpoint.step_of(best), 16} == set(steps)
 
 
 if __name__ == "__main__":

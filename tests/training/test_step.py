@@ -83,7 +83,7 @@ def test_steps_reduce_the_loss() -> None:
     for number in range(150):
         step(number)
         if number % 25 == 24:
-            means.append(step.means(25)["loss"])
+            means.append(step.ledger.means(25)["loss"])
     assert all(math.isfinite(mean) for mean in means)
     assert means[-1] < 0.75 * means[0]
 
@@ -94,10 +94,10 @@ def test_means_are_those_of_the_steps_since_the_last_time() -> None:
     for number in range(6):
         step(number)
         twin(number)
-        singles.append(twin.means(1))
+        singles.append(twin.ledger.means(1))
         if number in {3, 5}:
             recent = singles[-(4 if number == 3 else 2) :]
-            found = step.means(len(recent))
+            found = step.ledger.means(len(recent))
             assert found.keys() == {"loss", "token_loss", "stop_loss"}
             for name, value in found.items():
                 assert value == pytest.approx(sum(single[name] for single in recent) / len(recent), rel=1e-5)
@@ -211,7 +211,7 @@ def test_bfloat16_is_close_to_float32_and_not_the_same() -> None:
         step = build(precision=precision)
         for number in range(3):
             step(number)
-        losses[precision] = step.means(3)["loss"]
+        losses[precision] = step.ledger.means(3)["loss"]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
     assert losses["bfloat16"] != losses["float32"]
 

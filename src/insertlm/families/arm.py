@@ -137,8 +137,9 @@ class ARM(Family):
         with torch.autocast(hidden.device.type, enabled=False):  # the head in full precision
             score = (hidden * F.embedding(x.words, self.unembedding.weight)).sum(-1)
             surprise = slot_logsumexp(hidden, self.unembedding.weight) - score
-            loss = (surprise * x.real).sum() / rows.target_length.sum()
-        return Losses(loss, {"token_loss": loss.detach()})
+            tokens = rows.target_length.sum()
+            loss = (surprise * x.real).sum() / tokens
+        return Losses(loss, {"token_loss": loss.detach()}, over={"loss": tokens, "token_loss": tokens})
 
     # --- Writing
 

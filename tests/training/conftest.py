@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from insertlm.cli import main
 from insertlm.training.distributed import Processes, joined
 
 _FORK = get_context("fork")
@@ -61,6 +65,49 @@ def in_processes(
         return [value for _, value in found]
 
     return run
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Callable[[Sequence[str], dict[str, str]], Command]]:
+    """Starts `insertlm` with these arguments and variables in a process of its own."""
+    started: list[Command] = []
+
+    def start(arguments: Sequence[str], variables: dict[str, str]) -> Command:
+        said = tmp_path / f"said-{len(started)}"
+        child = _FORK.Process(target=_command, args=(arguments, variables, said), daemon=True)
+        child.start()
+        started.append(Command(child, said))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.process.kill()
+
+
+@dataclass(frozen=True)
+class Command:
+    process: Any
+    said: Path
+
+    def end(self, seconds: float = 60) -> tuple[int, list[str]]:
+        """Its code, and its lines on standard error."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, "it does not end"
+        return self.process.exitcode, self.said.read_text().splitlines()
+
+
+def _command(arguments: Sequence[str], variables: dict[str, str], said: Path) -> None:
+    os.environ.update(variables)
+    with said.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr = os.fdopen(2, "w")
+    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = int(str(end.code))
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _child(variables: dict[str, str], work: Callable[[Processes], Any], out: Any) -> None:

@@ -41,7 +41,7 @@ RESUME = 75  # exit code: nothing is wrong with the run, start it again to go on
 
 _MEET = timedelta(minutes=5)  # until all processes must have found each other
 _WAIT = timedelta(days=1)  # for each other's results
-_BEAT = 2.0  # seconds between signs of life
+_BEAT = 1.0  # seconds between signs of life
 _PATIENCE = 30.0  # seconds without one
 _WORD = timedelta(seconds=5)  # that others wait for rank 0 to complain, and for each other to end by themselves
 
@@ -57,6 +57,7 @@ class Processes:
 
     def __init__(self, device: torch.device, rank: int = 0, world: int = 1, store: Any = None) -> None:
         self.device, self.rank, self.world, self.store = device, rank, world, store
+        self._code = 0  # with which another process has told us to end
         self._asked_to_stop = False
         self._asking: tuple[Tensor, Any] | None = None
 
@@ -133,22 +134,41 @@ class Processes:
 
     def complain(self, message: str, code: int) -> int:
         """Say why all must end, unless someone else has; the code to end with."""
-        assert self.store is not None
         try:
-            with suppress(dist.DistStoreError):  # in time
-                if self.rank:
-                    self.store.wait(["code"], _WORD)
-                    return int(self.store.get("code"))
+            if self.rank and self._heard():
+                return self._code
             if self.store.add("complaints", 1) > 1:
-                self.store.wait(["code"], _WORD)
-                return int(self.store.get("code"))
+                return self._code if self._heard() else code
             self.store.set("code", str(code))
-        except RuntimeError:  # the store went away with the process that held it
-            if self.rank:
-                return code
+            self._say(message)
+            if self.rank == 0:  # it may hold the store, which the others still need
+                self._wait_for_the_others()
+        except RuntimeError:  # the store went away with the process that held it, a launcher or the first of us
+            if self._code:
+                return self._code
+            if self.rank == (0 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") else 1):
+                self._say(message)
+        return code
+
+    def _heard(self) -> bool:
+        """Whether someone has complained."""
+        if self._code:
+            return True
+        try:
+            self.store.wait(["code"], _WORD)
+        except dist.DistStoreError:
+            return False
+        self._code = int(self.store.get("code"))
+        self.store.set(f"heard/{self.rank}", "")
+        return True
+
+    def _wait_for_the_others(self) -> None:
+        with suppress(dist.DistStoreError):
+            self.store.wait([f"heard/{rank}" for rank in range(1, self.world)], _WORD)
+
+    def _say(self, message: str) -> None:
         who = f"process {self.rank} of {self.world}: " if self.rank else ""
         print(f"insertlm: {who}{' '.join(message.split())}", file=sys.stderr, flush=True)
-        return code
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from insertlm.training.distributed import Processes
 
 __all__ = ["Saver", "locked"]
 
-_LONGEST = timedelta(hours=1)  # that one process may need longer than another to write
+_LOOK = 0.02  # seconds between looks for what the others have written
 _LOCK_PATIENCE = 20.0  # seconds until what is left of a killed run has noticed
 
 State = Mapping[str, Mapping[str, Tensor]]
@@ -49,6 +49,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._under_way: Future[None] | None = None
         self._saved = -1
+        self._alone = Event()  # others have ended
         self._host: dict[str, dict[str, Tensor]] = {}
 
     def save(self, step: int, state: State, score: float | None = None) -> None:
@@ -71,9 +72,12 @@ class Saver:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Whatever ends the block, what is under way is finished."""
+        """Whatever ends the block, what is under way is finished, unless others are missing."""
         try:
             yield
+        except RuntimeError:
+            self._alone.set()
+            raise
         finally:
             self._thread.shutdown()
         self.wait()
@@ -116,7 +120,9 @@ class Saver:
         if not self.processes.first:
             return [report]
         keys = [f"saved/{step}/{rank}" for rank in range(self.processes.world)]
-        self._store.wait(keys, _LONGEST)
+        while not self._store.check(keys):
+            if self._alone.wait(_LOOK):
+                raise InsertlmError(f"the checkpoint of step {step} was given up")
         return [msgspec.json.decode(self._store.get(key), type=_Report) for key in keys]
 
     def _check_finite(self, step: int) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_missing_rendezvous_is_said(recipe: Path, commands: Commands) -> None:
 def test_processes_that_never_meet_say_so(
     recipe: Path, commands: Commands, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "_MEET", distributed.timedelta(seconds=2))
+    monkeypatch.setattr(distributed, "_MEET", timedelta(seconds=2))
     started = [commands(train(recipe), launch(2)[0])]
     assert_all_end([command.end() for command in started], 2, "cannot meet the other processes at 127.0.0.1:")
 
@@ -164,7 +165,7 @@ def test_a_process_that_hangs_is_taken_for_dead(
 ) -> None:
     monkeypatch.setattr(distributed, "_PATIENCE", 1.5)
     monkeypatch.setattr(distributed, "_BEAT", 0.2)
-    monkeypatch.setattr(distributed, "_WORD", distributed.timedelta(seconds=0.5))
+    monkeypatch.setattr(distributed, "_WORD", timedelta(seconds=0.5))
     started = [commands(train(recipe, "--train.steps", "100000"), variables) for variables in launch(2)]
     wait_for(recipe.parent / "run", 10)
     os.kill(started[1].process.pid, signal.SIGSTOP)

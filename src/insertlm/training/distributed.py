@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import signal
 import sys
 import time
@@ -215,7 +216,8 @@ def _meet(device: torch.device) -> Processes:
     if device.type == "cuda":
         device = _own_gpu()
     try:
-        store, rank, world = next(iter(rendezvous("env://", timeout=_MEET)))
+        whole, rank, world = next(iter(rendezvous("env://", timeout=_MEET)))
+        store = _fresh(whole, rank, world)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=_WAIT)
         dist.barrier()
@@ -225,6 +227,29 @@ def _meet(device: torch.device) -> Processes:
             f"cannot meet the other processes at {place}: {what:.200}; expected torchrun to start them"
         ) from error
     return Processes(device, rank, world, PrefixStore("word", store))
+
+
+def _fresh(store: Any, rank: int, world: int) -> Any:
+    """A part of the store that nobody has used: torchrun keeps it when it starts workers again, and what those before
+    them wrote there (addresses, complaints) would be believed.
+
+    Rank 0 makes up a name. The others answer under it with a number of their own, and believe a name once rank 0 has
+    repeated their number. How often each machine's launcher has started its workers does not tell: they count apart.
+    """
+    own, end = secrets.token_hex(8), time.monotonic() + _MEET.total_seconds()
+    if rank == 0:
+        store.set("name", own)
+        answers = [f"{own}/{other}" for other in range(1, world)]
+        store.wait(answers, _MEET)
+        store.set(f"{own}/all", " ".join(store.get(answer).decode() for answer in answers))
+        return PrefixStore(own, store)
+    while time.monotonic() < end:
+        name = store.get("name").decode()
+        store.set(f"{name}/{rank}", own)
+        if store.check([f"{name}/all"]) and own in store.get(f"{name}/all").decode():
+            return PrefixStore(name, store)
+        time.sleep(0.02)
+    raise InsertlmError("the first process does not answer")
 
 
 def _own_gpu() -> torch.device:

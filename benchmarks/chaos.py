@@ -40,13 +40,16 @@ Launch = Callable[[Path, Path], int]  # recipe and run folder to the launcher's 
 
 @dataclass
 class Chaos:
-    """slowest: seconds from a kill until nothing of what was started before is left"""
+    """torn: kills that have left a checkpoint unfinished
+    slowest: seconds from a kill until nothing of what was started before is left
+    """
 
     launch: Launch
     recipe: Path
     run: Path
     chance: random.Random
     landed: Counter[str] = field(default_factory=Counter)
+    torn: int = 0
     lives: int = 0
     slowest: float = 0.0
 
@@ -54,36 +57,44 @@ class Chaos:
         """Kill so often, and see the run to its end."""
         launcher = self._start()
         for kind in islice(cycle(KINDS), kills):
-            self._wait_for(kind, launcher)
+            launcher = self._wait_for(kind, launcher)
             workers = _children(launcher)
             _kill(launcher if kind == "launcher" else self.chance.choice(workers))
             self.landed[kind] += 1
+            self.torn += any((self.run / "checkpoints").glob(".step-*"))
             self._wait_for_end(workers)
-            if not _lives(launcher):
-                launcher = self._start()
-        while _lives(launcher):
+        while not self._at_the_end() or _lives(launcher):
+            launcher = self._still(launcher)
             time.sleep(0.05)
-        if checkpoint.latest(self.run / "checkpoints") != _end(self.run, self.recipe):
-            raise RuntimeError("the run did not come to its end")
 
     def _start(self) -> int:
         self.lives += 1
         return self.launch(self.recipe, self.run)
 
-    def _wait_for(self, kind: str, launcher: int) -> None:
-        """Until the moment for a kill of this kind, some steps after the last one."""
+    def _still(self, launcher: int) -> int:
+        """The launcher, or a new one if it has ended before the run."""
+        return launcher if _lives(launcher) or self._at_the_end() else self._start()
+
+    def _at_the_end(self) -> bool:
+        return checkpoint.latest(self.run / "checkpoints") == _end(self.run, self.recipe)
+
+    def _wait_for(self, kind: str, launcher: int) -> int:
+        """Until the moment for a kill of this kind, some steps after the last one; the launcher then."""
         before, end = _newest(self.run), time.monotonic() + _LONGEST
         moments = {"save": self._saving, "validation": self._validating}
         now = moments.get(kind, lambda: True)
         while _newest(self.run)[0] <= before[0] or not now() or len(_children(launcher)) < 2:
-            if not _lives(launcher) or time.monotonic() > end:
+            if self._at_the_end() or time.monotonic() > end:
                 raise RuntimeError(f"no moment for a kill ({kind}) came; the run is at step {_newest(self.run)[0]}")
+            launcher = self._still(launcher)
             time.sleep(0.001)
         if kind not in moments:
             time.sleep(self.chance.uniform(0, 0.3))
+        return launcher
 
     def _saving(self) -> bool:
-        return any((self.run / "checkpoints").glob(".step-*.writing"))
+        """The line of a step is written just before its checkpoint."""
+        return _newest(self.run)[0] % SAVE == 0
 
     def _validating(self) -> bool:
         step, validated = _newest(self.run)
@@ -202,6 +213,7 @@ def main() -> None:
             processes=2,
             steps=steps,
             kills=dict(chaos.landed),
+            unfinished_checkpoints=chaos.torn,
             launchers_started=chaos.lives,
             slowest_end_seconds=round(chaos.slowest, 1),
             seconds=round(time.monotonic() - started),

@@ -89,8 +89,12 @@ class Command:
     process: Any
     said: Path
 
+    @property
+    def printed(self) -> str:
+        return self.said.with_suffix(".out").read_text()
+
     def end(self, seconds: float = 60) -> tuple[int, list[str]]:
-        """Its code, and its lines on standard error."""
+        """Its code, and its lines on standard error; those on standard output are in `printed`."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, "it does not end"
         return self.process.exitcode, self.said.read_text().splitlines()
@@ -101,12 +105,13 @@ def _command(arguments: Sequence[str], variables: dict[str, str], said: Path) ->
     with said.open("w") as file:
         os.dup2(file.fileno(), 2)
     sys.stderr = os.fdopen(2, "w")
-    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stdout = said.with_suffix(".out").open("w")
     try:
         code = main(arguments)
     except SystemExit as end:
         code = int(str(end.code))
     sys.stderr.flush()
+    sys.stdout.flush()
     os._exit(code)
 
 

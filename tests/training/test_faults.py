@@ -28,6 +28,11 @@ Launch = Callable[[int], list[dict[str, str]]]
 TRAIN = {"steps": 40, "batch_size": 8, "log_every": 5, "save_every": 10}
 
 
+@pytest.fixture(autouse=True)
+def short_of_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_WORD", timedelta(seconds=1))
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     star = {"degree": 2, "min_nodes": 3, "max_nodes": 4, "min_plan": 2, "nodes": 10, "train": 50, "validation": 10}
@@ -165,7 +170,6 @@ def test_a_process_that_hangs_is_taken_for_dead(
 ) -> None:
     monkeypatch.setattr(distributed, "_PATIENCE", 1.5)
     monkeypatch.setattr(distributed, "_BEAT", 0.2)
-    monkeypatch.setattr(distributed, "_WORD", timedelta(seconds=0.5))
     started = [commands(train(recipe, "--train.steps", "100000"), variables) for variables in launch(2)]
     wait_for(recipe.parent / "run", 10)
     os.kill(started[1].process.pid, signal.SIGSTOP)

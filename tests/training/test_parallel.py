@@ -69,11 +69,16 @@ def assert_same(found: list[dict[str, float]], expected: list[dict[str, float]])
         assert a == pytest.approx(b, rel=0, abs=1e-9)
 
 
-@pytest.mark.parametrize("family", ["ilm", "arm", "mdm"])
 @pytest.mark.parametrize(
-    ("world", "sharded", "accumulate"),
-    [(2, False, 1), (4, False, 2), (2, True, 2), (4, True, 1)],
-    ids=["replicated-2", "replicated-4-accumulated-2", "sharded-2-accumulated-2", "sharded-4"],
+    ("family", "world", "sharded", "accumulate"),
+    [
+        ("ilm", 2, False, 1),
+        ("arm", 4, False, 2),
+        ("mdm", 2, False, 2),
+        ("ilm", 2, True, 1),
+        ("ilm", 4, True, 1),
+        ("arm", 2, True, 2),
+    ],
 )
 def test_losses_do_not_depend_on_the_processes(
     in_processes: InProcesses, family: str, world: int, sharded: bool, accumulate: int
@@ -85,8 +90,7 @@ def test_losses_do_not_depend_on_the_processes(
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize("accumulate", [2, 8])
-@pytest.mark.parametrize("family", ["ilm", "arm", "mdm"])
+@pytest.mark.parametrize(("family", "accumulate"), [("ilm", 8), ("arm", 2), ("mdm", 4)])
 def test_losses_do_not_depend_on_the_pieces(family: str, accumulate: int) -> None:
     assert_same(losses(step_of(family, Processes(CPU), accumulate=accumulate)), losses(step_of(family)))
 
@@ -115,7 +119,7 @@ def second_half(folder: Path, sharded: bool, processes: Processes) -> list[dict[
 
 @pytest.mark.parametrize(
     ("writers", "sharded", "readers", "then_sharded"),
-    [(2, False, 1, False), (2, True, 4, False), (1, False, 2, True), (4, True, 2, True)],
+    [(2, False, 1, False), (2, True, 4, False), (1, False, 2, True)],
 )
 def test_what_some_processes_save_others_go_on_from(
     tmp_path: Path, in_processes: InProcesses, writers: int, sharded: bool, readers: int, then_sharded: bool

@@ -220,13 +220,14 @@ def _meet(device: torch.device) -> Processes:
         store = _fresh(whole, rank, world)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=_WAIT)
-        dist.barrier()
+        processes = Processes(device, rank, world, PrefixStore("word", store))
+        processes.gather(None)  # everyone is there
     except (RuntimeError, ValueError) as error:
         what = str(error).splitlines()[0]
         raise InsertlmError(
             f"cannot meet the other processes at {place}: {what:.200}; expected torchrun to start them"
         ) from error
-    return Processes(device, rank, world, PrefixStore("word", store))
+    return processes
 
 
 def _fresh(store: Any, rank: int, world: int) -> Any:
@@ -292,11 +293,12 @@ class _Watch(Thread):
                 heard, heard_at = said, time.monotonic()
             if os.getppid() != self._launcher:
                 self._end(_ORPHANED)
-            if spoken or time.monotonic() - heard_at > _PATIENCE:
+            if time.monotonic() - heard_at > _PATIENCE:
                 self._end(_LOST)
+            if spoken:
+                self._end(_LOST, _WORD.total_seconds())  # it may be about to end by itself
 
-    def _end(self, why: str) -> None:
-        """Unless this process is about to end by itself."""
+    def _end(self, why: str, patience: float = 0.0) -> None:
         code = self._processes.complain(why, RESUME)
-        if not self._over.wait(_WORD.total_seconds()):
+        if not self._over.wait(patience):
             os._exit(code)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import zip_longest
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -109,13 +109,17 @@ class Processes:
         def ask(number: int, frame: FrameType | None) -> None:
             self._asked_to_stop = True
 
+        if current_thread() is not main_thread():  # where Python hears no signals
+            yield
+            return
         before = signal.signal(signal.SIGTERM, ask)
         try:
             yield
             if self._asking is not None:  # nobody leaves with a question open
                 self._asking[1].wait()
         finally:
-            signal.signal(signal.SIGTERM, before)
+            if not self._asked_to_stop:  # a launcher may ask twice, and we are on our way
+                signal.signal(signal.SIGTERM, before)
 
     def stopping(self) -> bool:
         """Whether any process has been asked to stop: to be called by all after every step, and answered alike.

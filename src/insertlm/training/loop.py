@@ -35,7 +35,7 @@ from insertlm.training.order import Order
 from insertlm.training.saving import Saver, locked
 from insertlm.training.step import TrainStep
 
-__all__ = ["build_family", "train"]
+__all__ = ["build_family", "build_step", "train"]
 
 _VALIDATION_BATCH = 500
 _LISTED = 64  # examples that an error names
@@ -106,7 +106,7 @@ class _Run:
         self.processes = processes
         data = recipe.task.training_set()
         self.order = Order(len(data), recipe.train.batch_size, recipe.train.seed)
-        self.step = _step(recipe, data, self.order, processes)
+        self.step = build_step(recipe, data, self.order, processes)
         self.best: float | None = None  # validation of a checkpoint
         self.done = self._resume()
         self.saver = Saver(self.checkpoints, processes, recipe.train.keep, keep_best=recipe.train.keep_best)
@@ -123,7 +123,7 @@ class _Run:
         """Whether the last step was reached."""
         config, stopping = self.recipe.train, False
         self.step.family.train()
-        with self.metrics or nullcontext(), self.saver.finishing(), self.progress, self.processes.heeding_sigterm():
+        with self.processes.heeding_sigterm(), self.metrics or nullcontext(), self.saver.finishing(), self.progress:
             while self.done < config.steps and not stopping:
                 self.step(self.done)
                 self.done += 1
@@ -219,7 +219,7 @@ class _Run:
         return checkpoint.step_of(newest)
 
 
-def _step(recipe: Recipe, data: Examples | Corpus, order: Order, processes: Processes) -> TrainStep:
+def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes: Processes) -> TrainStep:
     """One device and one piece: a step of its own, captured as a whole. Else steps in pieces."""
     config = recipe.train
     sharded = config.parallel == "fsdp" and processes.world > 1

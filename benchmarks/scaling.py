@@ -38,7 +38,7 @@ def main() -> None:
                 print(json.dumps(found))
         return
     found = {way: _start(way) for way in WAYS}
-    alone = found["one"]["milliseconds"]
+    alone = found["one"]
     report(
         "weak scaling",
         torch.device("cpu"),
@@ -46,8 +46,13 @@ def main() -> None:
         width=arguments.width,
         examples_per_process=arguments.batch_size,
         parameters=found["one"]["parameters"],
-        **{way: {**each, "efficiency": round(alone / each["milliseconds"], 3)} for way, each in found.items()},
+        **{way: {**each, **_efficiency(alone, each)} for way, each in found.items()},
     )
+
+
+def _efficiency(alone: dict[str, Any], each: dict[str, Any]) -> dict[str, float]:
+    names = {"milliseconds": "efficiency", "processor_milliseconds": "processor_efficiency"}
+    return {name: round(alone[measure] / each[measure], 3) for measure, name in names.items()}
 
 
 def _parser() -> ArgumentParser:
@@ -70,7 +75,8 @@ def _start(way: str) -> dict[str, Any]:
 
 
 def measure(arguments: Namespace, processes: Processes) -> dict[str, Any]:
-    """Medians over steps. waiting: in collectives, for the data and for each other"""
+    """Medians over steps. communication: in collectives, for the data and for each other   processor: what this process
+    worked, whoever else did on the machine"""
     torch.set_num_threads(1)
     size = arguments.batch_size * processes.world
     train = {"steps": arguments.steps, "batch_size": size, "parallel": WAYS[arguments.way][1]}
@@ -79,17 +85,19 @@ def measure(arguments: Namespace, processes: Processes) -> dict[str, Any]:
     step = build_step(recipe, data, Order(len(data), size, recipe.train.seed), processes)
     step.family.train()
     collectives = _Timed()
-    times, shares = [], []
+    times, working, shares = [], [], []
     for number in range(arguments.steps):
-        started, collectives.seconds = time.perf_counter(), 0.0
+        started, worked, collectives.seconds = time.perf_counter(), time.process_time(), 0.0
         step(number)
         times.append(time.perf_counter() - started)
+        working.append(time.process_time() - worked)
         shares.append(collectives.seconds / times[-1])
     count, others = sum(weights.numel() for weights in step.optimizer.weights), processes.world - 1
     parameters = sum(processes.gather(count)) if arguments.way == "sharded" else count
     passes = 3 if arguments.way == "sharded" else 2  # gathered twice and reduced, or reduced and gathered
     return {
         "milliseconds": round(1e3 * statistics.median(times[2:]), 1),
+        "processor_milliseconds": round(1e3 * statistics.median(working[2:]), 1),
         "communication_share": round(statistics.median(shares[2:]), 3),
         "megabytes_sent": round(passes * 4 * parameters * others / processes.world / 1e6, 1),
         "parameters": parameters,

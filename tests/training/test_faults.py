@@ -139,7 +139,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 def test_sigterm_saves_and_asks_to_be_started_again(recipe: Path, commands: Commands, launch: Launch) -> None:
     """The processes agree on the step, and what is started again ends where an undisturbed run does."""
-    long = ["--train.steps", "400", "--train.save_every", "300"]
+    long = ["--train.steps", "150", "--train.save_every", "140"]
     started = [commands(train(recipe, *long), variables) for variables in launch(2)]
     run = recipe.parent / "run"
     wait_for(run, 5)
@@ -147,7 +147,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(recipe: Path, commands: Comm
     assert_all_end([command.end() for command in started], RESUME, "asked to stop; run the same command again")
     newest = checkpoint.latest(run / "checkpoints")
     assert newest is not None
-    assert 5 <= checkpoint.step_of(newest) < 300
+    assert 5 <= checkpoint.step_of(newest) < 140
     assert [c.end()[0] for c in [commands(train(recipe, *long), variables) for variables in launch(2)]] == [0, 0]
     disturbed = weights(run)
     run.rename(recipe.parent / "disturbed")

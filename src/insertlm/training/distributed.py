@@ -26,7 +26,7 @@ from datetime import timedelta
 from itertools import zip_longest
 from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from insertlm.errors import InsertlmError
+from insertlm.errors import OUT_OF_MEMORY, InsertlmError, is_out_of_memory
 
 __all__ = ["RESUME", "Processes", "joined"]
 
@@ -43,7 +43,7 @@ RESUME = 75  # exit code: nothing is wrong with the run, start it again to go on
 _MEET = timedelta(minutes=5)  # until all processes must have found each other
 _WAIT = timedelta(days=1)  # for each other's results
 _BEAT = 1.0  # seconds between signs of life
-_PATIENCE = 30.0  # seconds without one
+_PATIENCE = 40.0  # seconds without one
 _WORD = timedelta(seconds=5)  # that others wait for rank 0 to complain, and for each other to end by themselves
 
 _Item = TypeVar("_Item")
@@ -188,23 +188,33 @@ def joined(device: torch.device) -> Iterator[Processes]:
     try:
         yield processes
         processes.gather(None)  # who ends early is taken for dead
-    except InsertlmError as error:
-        raise SystemExit(processes.complain(str(error), 2)) from error
-    except RuntimeError as error:
+    except BrokenPipeError:
+        raise
+    except (InsertlmError, OSError) as error:
+        _leave(processes.complain(str(error), 2))
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            _leave(processes.complain(OUT_OF_MEMORY, 2))
         if not _is_lost(error):
             raise
-        raise SystemExit(processes.complain(_LOST, RESUME)) from error
+        _leave(processes.complain(_LOST, RESUME))
     finally:
         watch.stop()
-    gc.collect()  # what still holds gloo's threads: at the interpreter's end they would be cut off, with an abort
-    dist.destroy_process_group()
+        gc.collect()  # what still holds gloo's threads: at the interpreter's end they would be cut off, with an abort
+        dist.destroy_process_group()
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: threads may still wait for processes that are gone, and an orderly end would wait for them."""
+    sys.stdout.flush()
+    os._exit(code)
 
 
 _LOST = "a process of this run has ended; start it again to go on from the last checkpoint"
 _ORPHANED = "the launcher of this run has ended; start it again to go on from the last checkpoint"
 
 
-def _is_lost(error: RuntimeError) -> bool:
+def _is_lost(error: Exception) -> bool:
     """gloo has no class for it, only the place in its sources."""
     return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
 
@@ -282,7 +292,7 @@ class _Watch(Thread):
         self.join(_BEAT)
 
     def run(self) -> None:
-        beat, heard, heard_at = 0, b"", time.monotonic()
+        beat, heard, silent = 0, b"", 0
         neighbour = (self._processes.rank + 1) % self._processes.world
         while not self._over.wait(_BEAT):
             beat += 1
@@ -293,11 +303,11 @@ class _Watch(Thread):
             except RuntimeError:
                 self._end(_ORPHANED)
                 return
-            if said != heard:
-                heard, heard_at = said, time.monotonic()
+            # In beats, not by the clock: a thread that was kept from running has no right to complain of others.
+            heard, silent = said, silent + 1 if said == heard else 0
             if os.getppid() != self._launcher:
                 self._end(_ORPHANED)
-            if time.monotonic() - heard_at > _PATIENCE:
+            if silent * _BEAT > _PATIENCE:
                 self._end(_LOST)
             if spoken:
                 self._end(_LOST, _WORD.total_seconds())  # it may be about to end by itself

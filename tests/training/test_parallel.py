@@ -20,8 +20,9 @@ from insertlm.training import checkpoint
 from insertlm.training.distributed import Processes
 from insertlm.training.optim import OptimConfig
 from insertlm.training.order import Order
-from insertlm.training.parallel import ReplicatedStep, ShardedStep
+from insertlm.training.parallel import ReplicatedStep
 from insertlm.training.saving import Saver
+from insertlm.training.sharded import ShardedStep
 from insertlm.training.step import TrainStep
 
 CPU = torch.device("cpu")

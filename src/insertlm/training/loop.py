@@ -32,6 +32,7 @@ from insertlm.training import checkpoint
 from insertlm.training.distributed import Processes
 from insertlm.training.metrics import MetricsLog, open_tracker
 from insertlm.training.order import Order
+from insertlm.training.parallel import ParallelStep, ReplicatedStep
 from insertlm.training.saving import Saver, locked
 from insertlm.training.step import TrainStep
 
@@ -236,9 +237,11 @@ def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes:
     }
     if processes.world * config.accumulate == 1:
         return TrainStep(family, rows, order, **settings)
-    from insertlm.training.parallel import ReplicatedStep, ShardedStep  # slow to import, and seldom needed
+    kind: type[ParallelStep] = ReplicatedStep
+    if sharded:
+        from insertlm.training.sharded import ShardedStep  # slow to import
 
-    kind = ShardedStep if sharded else ReplicatedStep
+        kind = ShardedStep
     return kind(family, rows, order, **settings, processes=processes, accumulate=config.accumulate)
 
 

@@ -155,6 +155,14 @@ def test_sigterm_saves_and_asks_to_be_started_again(recipe: Path, commands: Comm
     assert all(torch.equal(x, disturbed[name]) for name, x in weights(run).items())
 
 
+def test_sigterm_stops_one_process_too(recipe: Path, commands: Commands) -> None:
+    started = commands(train(recipe, "--train.steps", "100000", "--train.save_every", "90000"), {})
+    wait_for(recipe.parent / "run", 5)
+    os.kill(started.process.pid, signal.SIGTERM)
+    assert_all_end([started.end()], RESUME, "asked to stop; run the same command again")
+    assert weights(recipe.parent / "run")
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_ends_the_others(recipe: Path, commands: Commands, launch: Launch, victim: int) -> None:
     started = [commands(train(recipe, "--train.steps", "100000"), variables) for variables in launch(2)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,22 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(folder: Path, monkeypa
     a, b = (checkpoint.load(run / "checkpoints" / "step-00000020").tensors for run in (whole, parts))
     for part, tensors in a.items():
         assert all(torch.equal(tensor, b[part][name]) for name, tensor in tensors.items())
+
+
+def share(folder: Path, parallel: str, processes: Processes) -> None:
+    train(recipe_of(folder, parallel=parallel), folder / parallel, processes, quiet())
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_processes_that_share_a_corpus_learn_as_one(
+    folder: Path, parallel: str, in_processes: Callable[[int, Callable[[Processes], None]], list[None]]
+) -> None:
+    """Its three validations, of batches that do not divide among them, included."""
+    train(recipe_of(folder), folder / "one", CPU, quiet())
+    in_processes(2, partial(share, folder, parallel))
+    for one, shared in zip(logged(folder / "one"), logged(folder / parallel), strict=True):
+        assert shared == pytest.approx(one, rel=1e-4)
+    assert load(folder / parallel, "cpu").step == 20
 
 
 def test_a_run_keeps_its_vocabulary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

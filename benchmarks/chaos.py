@@ -110,7 +110,7 @@ class Chaos:
 
 
 def recipe_of(steps: int) -> dict[str, Any]:
-    star = {"degree": 2, "min_nodes": 3, "max_nodes": 4, "min_plan": 2, "nodes": 10, "train": 50, "validation": 600}
+    star = {"degree": 2, "min_nodes": 3, "max_nodes": 4, "min_plan": 2, "nodes": 10, "train": 50, "validation": 300}
     return {
         "task": {"name": "star", **star},
         "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "dropout": 0.1, "prefix_lm": True},

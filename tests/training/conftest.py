@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from insertlm.cli import main
 from insertlm.training.distributed import Processes, joined
@@ -67,8 +68,19 @@ def in_processes(
     return run
 
 
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A step is taken here, so that forked processes find everything imported."""
+    folder = tmp_path_factory.mktemp("warm")
+    star = {"name": "star", "degree": 2, "min_nodes": 3, "max_nodes": 3, "min_plan": 2, "nodes": 8, "train": 4}
+    model = {"layers": 1, "width": 8, "heads": 2, "hidden": 8}
+    recipe = {"task": star, "model": model, "train": {"steps": 1, "batch_size": 2}}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["train", str(folder / "recipe.yaml"), "--run", str(folder / "run"), "--device", "cpu"]) == 0
+
+
 @pytest.fixture
-def commands(tmp_path: Path) -> Iterator[Callable[[Sequence[str], dict[str, str]], Command]]:
+def commands(tmp_path: Path, warm: None) -> Iterator[Callable[[Sequence[str], dict[str, str]], Command]]:
     """Starts `insertlm` with these arguments and variables in a process of its own."""
     started: list[Command] = []
 

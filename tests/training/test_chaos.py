@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import yaml
 from chaos import KINDS, Chaos, Launch, differences, recipe_of, torchrun
 
 from insertlm.cli import main
+from insertlm.training import distributed
 
 
 def forked(launch: Callable[[int], list[dict[str, str]]]) -> Launch:
@@ -59,8 +61,12 @@ def recipe(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.usefixtures("capfd")
-def test_kills_of_every_kind(recipe: Path, launch: Callable[[int], list[dict[str, str]]]) -> None:
+@pytest.mark.usefixtures("warm")
+def test_kills_of_every_kind(
+    recipe: Path, launch: Callable[[int], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "_WORD", timedelta(seconds=1))
+    monkeypatch.setattr(distributed, "_BEAT", 0.2)
     undisturbed = Chaos(forked(launch), recipe, recipe.parent / "undisturbed", random.Random(0))
     undisturbed.go(0)
     killed = Chaos(forked(launch), recipe, recipe.parent / "killed", random.Random(5))

@@ -13,7 +13,7 @@ Design:
 - Several processes each write files of their own, a tensor or some of its first rows, and one of them the manifest,
   last. Nothing is written twice, and whoever reads need not know how many there were: a tensor that is in several files
   is cut along its first dimension, in the order of the files. torch.distributed.checkpoint can do as much, but in a
-  format that is pickle in part, has no sums to check, and is read by nothing else; and it renames nothing into place.
+  format that is pickle in part, has no sums to check, is read by nothing else, and is there before it is whole.
 - One run writes into a folder. Two would remove each other's temporary folders.
 """
 

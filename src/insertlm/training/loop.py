@@ -136,7 +136,8 @@ class _Run:
                     self._log_losses()
                 with self._off_the_clock():
                     score = self._validate() if validating else None
-                    if saving or (config.keep_best and self._is_best(score)):
+                    better = self._is_best(score)
+                    if saving or (config.keep_best and better):
                         self.saver.save(self.done, self.step.to_save(), score)
                 self.saver.check()
         self.tracker.close()
@@ -232,7 +233,7 @@ def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes:
         "optim": recipe.optim,
         "steps": config.steps,
         "device": processes.device,
-        "compiled": config.compile,
+        "compiled": config.compile and processes.device.type == "cuda",  # elsewhere its import alone takes seconds
         "precision": config.precision,
     }
     if processes.world * config.accumulate == 1:

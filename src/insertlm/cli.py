@@ -114,6 +114,6 @@ def _split_off_overrides(arguments: Iterable[str]) -> tuple[list[str], list[tupl
 
 
 def _complain(message: str) -> int:
-    if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun starts, all of which see this mistake
+    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":  # torchrun's others see it too
         print("insertlm:", " ".join(message.splitlines()), file=sys.stderr)
     return 2

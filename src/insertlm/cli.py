@@ -17,7 +17,7 @@ from pathlib import Path
 
 import insertlm
 from insertlm.arguments import OVERRIDES, parser
-from insertlm.errors import InsertlmError
+from insertlm.errors import OUT_OF_MEMORY, InsertlmError, is_out_of_memory
 
 __all__ = ["main"]
 
@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(str(error))
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        return _complain("out of memory; expected a smaller model or batch size, or a larger machine")
+        return _complain(OUT_OF_MEMORY)
     return 0
 
 
@@ -114,11 +114,6 @@ def _split_off_overrides(arguments: Iterable[str]) -> tuple[list[str], list[tupl
 
 
 def _complain(message: str) -> int:
-    print("insertlm:", " ".join(message.splitlines()), file=sys.stderr)
+    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":  # torchrun's others see it too
+        print("insertlm:", " ".join(message.splitlines()), file=sys.stderr)
     return 2
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """torch has a class for it on GPUs only."""
-    signs = ("can't allocate memory", "Storage size calculation overflowed")
-    return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(sign in str(error) for sign in signs)

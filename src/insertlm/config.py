@@ -56,11 +56,14 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """The `train` section of a recipe."""
 
     steps: Count
-    batch_size: Count = 64
+    batch_size: Count = 64  # of all processes together
+    accumulate: Count = 1  # pieces of the batch that a process computes one after the other
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # several processes: each has the whole model, or a part of it
     seed: Index = 1  # of initial weights, data order and corruption
     log_every: Count = 100
     save_every: Count = 2000
     keep: Count = 1  # checkpoints kept
+    keep_best: bool = False  # also the one that validated best; every better validation is saved
     validate_every: Index = 0  # steps between validations, 0 = never
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; auto = bfloat16 on CUDA, else float32
     compile: bool = True  # on CUDA; elsewhere steps run as they are written

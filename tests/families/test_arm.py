@@ -33,6 +33,7 @@ from insertlm.families.arm import ARM, ArmConfig, pack
 from insertlm.families.base import Noise
 from insertlm.tasks.base import Example, Examples
 from insertlm.tokenizers import WordTokenizer
+from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
 
 Fits = Callable[[Tensor, Tensor], bool]
@@ -430,7 +431,7 @@ def test_a_recipe_trains_and_loads(tmp_path: Path) -> None:
     }
     run, recipe = tmp_path / "run", parse_recipe(tree, "test")
     assert recipe.family.longest_row(recipe.task.longest_prefix, recipe.task.longest_target) == 15
-    train(recipe, run, CPU, Console(quiet=True))
+    train(recipe, run, Processes(CPU), Console(quiet=True))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["token_loss"] for line in lines if "loss" in line]
     assert losses == [line["loss"] for line in lines if "loss" in line]

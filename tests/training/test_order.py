@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.training.order import Order
+from insertlm.training.order import Order, Pieces
 
 Fits = Callable[[Tensor, Tensor], bool]
 
@@ -91,3 +91,20 @@ def test_millions_of_examples_take_no_memory_and_no_time() -> None:
     assert len(np.unique(examples)) == examples.size
     assert int(examples.min()) >= 0
     assert int(examples.max()) < 3_000_000_000
+
+
+@given(counts, st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), seeds, st.integers(0, 100), st.integers(1, 5))
+def test_pieces_make_up_every_batch(
+    count: int, world: int, accumulate: int, size: int, seed: int, first: int, steps: int
+) -> None:
+    """Nothing is lost and nothing is seen twice, whichever pieces are asked for together."""
+    order = Order(count, world * accumulate * size, seed)
+    shares = [
+        Pieces(order, rank, world, accumulate).batches(first * accumulate, steps * accumulate) for rank in range(world)
+    ]
+    for number, whole in enumerate(order.batches(first, steps)):
+        parts = [share[number].reshape(steps, accumulate * size) for share in shares]
+        assert np.array_equal(np.concatenate(parts, 1), whole)
+    alone = Pieces(order, 0, world, accumulate).batches(first * accumulate + 1, 1)
+    if steps * accumulate > 1:
+        assert np.array_equal(alone[0][0], shares[0][0][1])

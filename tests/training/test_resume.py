@@ -1,16 +1,12 @@
-"""A run that is killed again and again ends, bit for bit, where an undisturbed one ends.
-
-Run as a script (`python test_resume.py RUN`) this file is the training process that the test starts and kills.
-"""
+"""A run that is killed again and again ends, bit for bit, where an undisturbed one ends."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,11 @@ from rich.console import Console
 from insertlm.config import Recipe, parse_recipe
 from insertlm.errors import InsertlmError
 from insertlm.training import checkpoint
+from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
 
 STEPS, KILLS = 150, 5
-CPU = torch.device("cpu")
+CPU = Processes(torch.device("cpu"))
 
 
 def recipe_of(**changes: Any) -> Recipe:
@@ -48,9 +45,17 @@ def recipe_of(**changes: Any) -> Recipe:
     return parse_recipe(tree, "test")
 
 
-def start(run: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, __file__, str(run)], env=environment, stdout=subprocess.DEVNULL)
+def start(run: Path) -> ForkProcess:
+    """A process that trains; forked, so that it need not import everything again."""
+    process = get_context("fork").Process(target=train, args=(recipe_of(), run, CPU, quiet()))
+    process.start()
+    return process
+
+
+def finish(run: Path) -> int | None:
+    process = start(run)
+    process.join()
+    return process.exitcode
 
 
 def logged(run: Path) -> list[dict[str, float]]:
@@ -70,15 +75,15 @@ def kill_at(run: Path, step: int, delay: float) -> bool:
     """Start the run and kill it a moment after it logs `step`; whether it was still under way."""
     process = start(run)
     try:
-        while process.poll() is None and progress(run) < step:
+        while process.is_alive() and progress(run) < step:
             time.sleep(0.002)
         time.sleep(delay)
-        if process.poll() is not None:
-            assert process.returncode == 0
+        if not process.is_alive():
+            assert process.exitcode == 0
             return False
     finally:
         process.kill()
-        process.wait()
+        process.join()
     return True
 
 
@@ -99,7 +104,7 @@ def assert_same_end(left: Path, right: Path) -> None:
 
 def test_a_killed_run_ends_where_an_undisturbed_one_does(tmp_path: Path) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    assert start(undisturbed).wait() == 0
+    assert finish(undisturbed) == 0
     chance = random.Random(22)
     moments = sorted(chance.sample(range(1, STEPS - 50), KILLS))
     landed, resumed = 0, 0
@@ -108,7 +113,7 @@ def test_a_killed_run_ends_where_an_undisturbed_one_does(tmp_path: Path) -> None
         landed += kill_at(killed, step, chance.uniform(0, 0.05))
     assert landed >= KILLS - 1, "the run was over before it could be killed"
     assert resumed >= 2, "no kill came after a checkpoint"
-    assert start(killed).wait() == 0
+    assert finish(killed) == 0
     assert_same_end(undisturbed, killed)
     assert [line["step"] for line in logged(killed) if "validation_sequence_accuracy" in line] == [
         *range(12, STEPS, 12),
@@ -152,5 +157,10 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-if __name__ == "__main__":
-    train(recipe_of(), Path(sys.argv[1]), CPU, quiet())
+def test_a_run_saves_every_better_validation(tmp_path: Path) -> None:
+    """Though none of them falls on a step at which it would save anyway."""
+    train(recipe_of(steps=16, save_every=100, validate_every=3, keep_best=True), tmp_path, CPU, quiet())
+    steps = sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir()))
+    best = checkpoint.best(tmp_path / "checkpoints")
+    assert best is not None
+    assert {checkpoint.step_of(best), 16} == set(steps)

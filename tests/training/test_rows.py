@@ -20,7 +20,7 @@ from insertlm.tasks.base import Corpus, Examples
 from insertlm.tasks.star import Star
 from insertlm.training import rows as module
 from insertlm.training.optim import OptimConfig
-from insertlm.training.order import Order
+from insertlm.training.order import Order, Pieces
 from insertlm.training.rows import Streamed
 from insertlm.training.step import TrainStep
 
@@ -60,6 +60,23 @@ def step_of(config: FamilyConfig, corpus: Corpus | None, *, compiled: bool = Fal
 
 def weights(step: TrainStep) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in step.family.parameters()]
+
+
+def test_a_process_reads_its_part_of_a_corpus_alone() -> None:
+    """And sees in it what one process would see there."""
+    family, order = family_of(IlmConfig()), Order(len(EXAMPLES), 8, 1)
+    corpora = [Watched(EXAMPLES) for _ in range(2)]
+    sources = [Streamed(family, corpus, Pieces(order, rank, 2, 1), CPU) for rank, corpus in enumerate(corpora)]
+    whole = Streamed(family, Watched(EXAMPLES), order, CPU)
+    for number in (0, 1, 63, 64):
+        batch, halves = whole.batch(number), [source.batch(number) for source in sources]
+        assert torch.equal(torch.cat([half.example for half in halves]), batch.example)
+        assert batch.visible == sum(half.visible for half in halves)
+        cells = [half.cells for half in halves]
+        assert batch.cells is not None
+        assert torch.equal(torch.cat([part for part in cells if part is not None]), batch.cells)
+    for corpus in corpora:  # one for the shapes, and two stretches of steps, a third being read ahead
+        assert corpus.read in (1 + 2 * 64 * 4, 1 + 3 * 64 * 4)
 
 
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda config: str(config.__struct_config__.tag))

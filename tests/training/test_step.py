@@ -17,6 +17,7 @@ from insertlm.families.base import Noise
 from insertlm.families.ilm import IlmConfig
 from insertlm.packing import most_spare
 from insertlm.tasks.star import Star
+from insertlm.training.ledger import Ledger
 from insertlm.training.optim import OptimConfig
 from insertlm.training.order import Order
 from insertlm.training.step import TrainStep, capacity_for
@@ -83,7 +84,7 @@ def test_steps_reduce_the_loss() -> None:
     for number in range(150):
         step(number)
         if number % 25 == 24:
-            means.append(step.means(25)["loss"])
+            means.append(step.ledger.means(25)["loss"])
     assert all(math.isfinite(mean) for mean in means)
     assert means[-1] < 0.75 * means[0]
 
@@ -94,13 +95,26 @@ def test_means_are_those_of_the_steps_since_the_last_time() -> None:
     for number in range(6):
         step(number)
         twin(number)
-        singles.append(twin.means(1))
+        singles.append(twin.ledger.means(1))
         if number in {3, 5}:
             recent = singles[-(4 if number == 3 else 2) :]
-            found = step.means(len(recent))
+            found = step.ledger.means(len(recent))
             assert found.keys() == {"loss", "token_loss", "stop_loss"}
             for name, value in found.items():
                 assert value == pytest.approx(sum(single[name] for single in recent) / len(recent), rel=1e-5)
+
+
+def test_a_ledger_is_read_when_it_is_full_and_names_the_first_bad_step() -> None:
+    ledger = Ledger(room=3)
+    for value in (1.0, 2.0, 3.0, 4.0, math.inf, math.nan, 7.0):
+        ledger.write({"loss": torch.tensor(value), "part": torch.tensor(2 * value)})
+        ledger.turn()
+    assert not math.isfinite(ledger.means(7)["loss"])
+    assert ledger.bad == 4
+    ledger.write({"loss": torch.tensor(8.0), "part": torch.tensor(9.0)})
+    ledger.turn()
+    assert ledger.means(1) == {"loss": 8.0, "part": 9.0}
+    assert ledger.bad is None
 
 
 def test_a_step_sees_the_examples_of_its_number() -> None:
@@ -211,7 +225,7 @@ def test_bfloat16_is_close_to_float32_and_not_the_same() -> None:
         step = build(precision=precision)
         for number in range(3):
             step(number)
-        losses[precision] = step.means(3)["loss"]
+        losses[precision] = step.ledger.means(3)["loss"]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
     assert losses["bfloat16"] != losses["float32"]
 

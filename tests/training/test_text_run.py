@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from insertlm.evaluation.losses import mean_losses
 from insertlm.subwords import train_bpe
 from insertlm.training import checkpoint
 from insertlm.training import rows as module
+from insertlm.training.distributed import Processes
 from insertlm.training.loop import build_family, train
 
-CPU = torch.device("cpu")
+CPU = Processes(torch.device("cpu"))
 STORIES = [f"The {animal} number {i} sat on the mat." for i in range(30) for animal in ("cat", "dog")]
 
 
@@ -78,23 +81,39 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(folder: Path, monkeypa
     recipe, whole, parts = recipe_of(folder), folder / "whole", folder / "parts"
     train(recipe, whole, CPU, quiet())
     monkeypatch.setattr(module, "_CELLS", 5 * 4 * 28)
-    plain, calls = checkpoint.save, iter(range(9))
+    plain, calls = checkpoint.commit, iter(range(9))
 
-    def save(*what: Any) -> Path:
-        place = plain(*what)
+    def commit(*what: Any, **settings: Any) -> Path:
+        place = plain(*what, **settings)
         if next(calls) in (0, 1):
-            raise KeyboardInterrupt
+            raise InsertlmError("that is enough")
         return place
 
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint, "commit", commit)
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(InsertlmError, match="that is enough"):
             train(recipe, parts, CPU, quiet())
     train(recipe, parts, CPU, quiet())
     assert logged(whole) == logged(parts)
     a, b = (checkpoint.load(run / "checkpoints" / "step-00000020").tensors for run in (whole, parts))
     for part, tensors in a.items():
         assert all(torch.equal(tensor, b[part][name]) for name, tensor in tensors.items())
+
+
+def share(folder: Path, parallel: str, processes: Processes) -> None:
+    train(recipe_of(folder, parallel=parallel), folder / parallel, processes, quiet())
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_processes_that_share_a_corpus_learn_as_one(
+    folder: Path, parallel: str, in_processes: Callable[[int, Callable[[Processes], None]], list[None]]
+) -> None:
+    """Its three validations, of batches that do not divide among them, included."""
+    train(recipe_of(folder), folder / "one", CPU, quiet())
+    in_processes(2, partial(share, folder, parallel))
+    for one, shared in zip(logged(folder / "one"), logged(folder / parallel), strict=True):
+        assert shared == pytest.approx(one, rel=1e-4)
+    assert load(folder / parallel, "cpu").step == 20
 
 
 def test_a_run_keeps_its_vocabulary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +147,7 @@ def test_the_loss_of_a_validation_is_the_same_every_time_and_hardly_depends_on_t
     recipe = recipe_of(folder)
     family = build_family(recipe).eval()
     examples = recipe.task.examples("train", 12)
-    one, again, other = (mean_losses(family, examples, size, halved=False) for size in (4, 4, 5))
+    one, again, other = (mean_losses(family, examples, size, halved=False, processes=CPU) for size in (4, 4, 5))
     assert one == again
     assert one.keys() == {"loss", "token_loss", "stop_loss"}
     assert one == pytest.approx(other, rel=1e-5)

@@ -10,7 +10,8 @@ import sys
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from insertlm.config import Recipe
     from insertlm.decoding.settings import DecodeConfig, Prompt
     from insertlm.evaluation.report import Scores
+    from insertlm.training.distributed import Processes
 
 __all__ = ["data", "evaluate", "generate", "plot_graph", "plot_training", "plot_trajectory", "solve", "train"]
 
@@ -41,18 +43,31 @@ def train(args: Namespace) -> None:
     from insertlm.api import choose_device
     from insertlm.config import load_recipe
     from insertlm.terminal import standard_output
+    from insertlm.training.distributed import RESUME, joined
     from insertlm.training.loop import train as train_model
 
-    recipe = load_recipe(args.recipe, args.overrides)
-    device = choose_device(args.device)
-    run = args.run or Path("runs") / f"{args.recipe.resolve().parent.name}-{args.recipe.stem}"
-    print(f"run: {run} on {device}", flush=True)
-    train_model(recipe, run, device, standard_output())
-    what = "evaluate" if recipe.task.longest_prefix else "generate"  # writing from nothing has no right answers
-    print(f"trained {recipe.train.steps:,} steps; {what} with: insertlm {what} {shlex.quote(str(run))}")
+    with joined(choose_device(args.device)) as processes:
+        recipe = load_recipe(args.recipe, args.overrides)
+        run = args.run or Path("runs") / f"{args.recipe.resolve().parent.name}-{args.recipe.stem}"
+        several = f", {processes.world} processes" if processes.world > 1 else ""
+        if processes.first:
+            print(f"run: {run} on {processes.device}{several}", flush=True)
+        finished = train_model(recipe, run, processes, standard_output())
+        if not finished:
+            if processes.first:
+                print(f"insertlm: asked to stop; run the same command again to go on in {run}", file=sys.stderr)
+            raise SystemExit(RESUME)
+        if processes.first:
+            what = "evaluate" if recipe.task.longest_prefix else "generate"  # writing from nothing has no right answers
+            print(f"trained {recipe.train.steps:,} steps; {what} with: insertlm {what} {shlex.quote(str(run))}")
 
 
 def evaluate(args: Namespace) -> None:
+    with _sharing(args) as processes:
+        _evaluate(args, processes)
+
+
+def _evaluate(args: Namespace, processes: Processes) -> None:
     from insertlm.evaluation.report import evaluate as evaluate_family
     from insertlm.terminal import progress_bar
 
@@ -63,9 +78,12 @@ def evaluate(args: Namespace) -> None:
     out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
     if out:
         check_writable(out)
-    examples = model.recipe.task.examples(args.split, args.count)
-    with progress_bar("evaluating", len(examples)) as advance:
-        scores = evaluate_family(model.family, model.recipe.task, examples, settings, args.batch_size, advance)
+    task, size = model.recipe.task, args.batch_size
+    examples = task.examples(args.split, args.count)
+    with progress_bar("evaluating", len(examples)) if processes.first else nullcontext(_no_progress) as advance:
+        scores = evaluate_family(model.family, task, examples, settings, size, advance, processes)
+    if not processes.first:
+        return
     _print_scores(scores, model, args)
     if out:
         record = _record(scores, model, settings, args)
@@ -74,10 +92,15 @@ def evaluate(args: Namespace) -> None:
 
 
 def generate(args: Namespace) -> None:
-    from insertlm.decoding.settings import Prompt
-
     if args.prompt is not None and args.count is not None:
         raise InsertlmError("--prompt and --count: expected one of them")
+    with _sharing(args) as processes:
+        _generate(args, processes)
+
+
+def _generate(args: Namespace, processes: Processes) -> None:
+    from insertlm.decoding.settings import Prompt
+
     model = _load(args)
     task, count = model.recipe.task, args.count or 5
     examples = None
@@ -89,8 +112,10 @@ def generate(args: Namespace) -> None:
     else:
         prompts = [Prompt([], args.seed + number) for number in range(count)]
     start = time.perf_counter()
-    written = _write(model, prompts, args)
+    written = _write(model, prompts, args, processes)
     seconds = time.perf_counter() - start
+    if not processes.first:
+        return
     solved = None if examples is None else _solved(model, written, examples)
     if args.json:
         _print_json(model, written, solved)
@@ -209,6 +234,21 @@ def plot_graph(args: Namespace) -> None:
 # --- Models and what they write
 
 
+@contextmanager
+def _sharing(args: Namespace) -> Iterator[Processes]:
+    """The processes that share the work of a command; this one's device becomes the command's."""
+    from insertlm.api import choose_device
+    from insertlm.training.distributed import joined
+
+    with joined(choose_device(args.device)) as processes:
+        args.device = str(processes.device)
+        yield processes
+
+
+def _no_progress(done: int) -> None:
+    """For processes that have nothing to show."""
+
+
 def _load(args: Namespace) -> Model:
     from insertlm.api import BUNDLED, load
 
@@ -238,10 +278,12 @@ def _prompts(examples: Examples, seed: int) -> list[Prompt]:
     return [Prompt(example.prefix, seed + number) for number, example in enumerate(examples)]
 
 
-def _write(model: Model, prompts: Sequence[Prompt], args: Namespace) -> list[Trajectory]:
+def _write(
+    model: Model, prompts: Sequence[Prompt], args: Namespace, processes: Processes | None = None
+) -> list[Trajectory]:
     from insertlm.evaluation.accuracy import generate as generate_texts
 
-    return list(generate_texts(model.family, prompts, _settings(model, args), _BATCH))
+    return list(generate_texts(model.family, prompts, _settings(model, args), _BATCH, processes=processes))
 
 
 def _solved(model: Model, written: Sequence[Trajectory], examples: Examples) -> list[bool]:

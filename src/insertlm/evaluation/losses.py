@@ -9,6 +9,7 @@ import torch
 
 from insertlm.families.base import Family, Noise
 from insertlm.tasks.base import Examples
+from insertlm.training.distributed import Processes
 
 __all__ = ["mean_losses"]
 
@@ -16,17 +17,23 @@ _SEED = 0x10557  # of the noise, the same for every model, so that runs and step
 
 
 @torch.no_grad()
-def mean_losses(family: Family, examples: Examples, batch_size: int, *, halved: bool) -> dict[str, float]:
+def mean_losses(
+    family: Family, examples: Examples, batch_size: int, *, halved: bool, processes: Processes
+) -> dict[str, float]:
     """Means of the family's losses, each example corrupted once, always in the same way. Batches count by their
     examples. A family whose loss is a mean over tokens is so averaged batch by batch. halved: products in bfloat16"""
-    sums: defaultdict[str, float] = defaultdict(float)
-    for first in range(0, len(examples), batch_size):
+
+    def measure(first: int) -> dict[str, float]:
         chosen = np.arange(first, min(first + batch_size, len(examples)))
         number = torch.from_numpy(chosen)
         rows = family.rows(examples.take(chosen)).to(family.device)
         noise = Noise(_SEED, number.to(family.device), torch.zeros_like(number, device=family.device))
         with torch.autocast(family.device.type, torch.bfloat16, enabled=halved):
             losses = family.losses(rows, noise)
-        for name, value in {"loss": losses.total, **losses.parts}.items():
-            sums[name] += float(value) * len(chosen)
+        return {name: float(value) * len(chosen) for name, value in {"loss": losses.total, **losses.parts}.items()}
+
+    sums: defaultdict[str, float] = defaultdict(float)
+    for found in processes.map(measure, range(0, len(examples), batch_size)):
+        for name, value in found.items():
+            sums[name] += value
     return {name: total / len(examples) for name, total in sums.items()}

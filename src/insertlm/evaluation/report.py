@@ -17,6 +17,7 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.evaluation.accuracy import accuracy, generate
 from insertlm.families.base import Family
 from insertlm.tasks.base import Examples, Task
+from insertlm.training.distributed import Processes
 
 __all__ = ["Scores", "evaluate", "provenance"]
 
@@ -54,11 +55,14 @@ def evaluate(
     settings: DecodeConfig,
     batch_size: int,
     progress: Callable[[int], None] = lambda done: None,
+    processes: Processes | None = None,
 ) -> Scores:
-    """Write a text for every example. Sampling, if `settings` ask for it, depends on an example's number alone."""
+    """Write a text for every example. Sampling, if `settings` ask for it, depends on an example's number alone.
+    Several processes share the work, and all get the result."""
     prompts = [Prompt(example.prefix, number) for number, example in enumerate(examples)]
     start = time.perf_counter()
-    written = [trajectory.ids for trajectory in generate(family, prompts, settings, batch_size, progress)]
+    paths = generate(family, prompts, settings, batch_size, progress, processes)
+    written = [trajectory.ids for trajectory in paths]
     seconds = time.perf_counter() - start
     shares = accuracy(task, examples, written)
     exact, token = shares.pop("sequence_accuracy"), shares.pop("token_accuracy")

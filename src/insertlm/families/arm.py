@@ -137,10 +137,11 @@ class ARM(Family):
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=x.rows)
         hidden, words = rounded(hidden), rounded(self.unembedding.weight)
         mass = slot_logsumexp(hidden, words)
+        tokens = rows.target_length.sum()
         with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
             score = (hidden * F.embedding(x.words, words)).sum(-1)
-            loss = ((mass - score) * x.real).sum() / rows.target_length.sum()
-        return Losses(loss, {"token_loss": loss.detach()})
+            loss = ((mass - score) * x.real).sum() / tokens
+        return Losses(loss, {"token_loss": loss.detach()}, over={"loss": tokens, "token_loss": tokens})
 
     # --- Writing
 

@@ -66,10 +66,15 @@ class Noise(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Means over the batch. `total` is what is minimised; `parts` are for the log."""
+    """Means over the batch. `total` is what is minimised; `parts` are for the log.
+
+    over: how many things each is a mean of, by its name in the log (the total's is loss); what is not named is a mean
+    over examples. A batch that is computed in pieces is put together by it.
+    """
 
     total: Tensor
     parts: dict[str, Tensor]
+    over: dict[str, Tensor] | None = None
 
 
 class Family(nn.Module, ABC):
@@ -146,6 +151,10 @@ class Family(nn.Module, ABC):
         if held is None or held.texts < texts or held.cells < cells:
             held = self._cached = CachedBackbone(self.backbone, texts, cells)
         return held
+
+    def forget_graphs(self) -> None:
+        """Before the weights go to another place in memory, which captured graphs would not know."""
+        self._cached = None
 
     @property
     def device(self) -> torch.device:

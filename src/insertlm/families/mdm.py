@@ -205,8 +205,9 @@ class MDM(Family):
         keys = x.packing.pack(key).int() if self.training else None
         hidden = self.hidden(x, time, x.cells.flatten(), keys)
         lost = self._cross_entropy(hidden, rows.target.flatten()).view_as(masked) * masked
-        token_loss = lost.sum() / masked.sum().clamp(min=1)
-        return Losses((lost / time[:, None]).mean(), {"token_loss": token_loss.detach()})
+        cells = masked.sum()
+        token_loss = lost.sum() / cells.clamp(min=1)
+        return Losses((lost / time[:, None]).mean(), {"token_loss": token_loss.detach()}, over={"token_loss": cells})
 
     def _cross_entropy(self, hidden: Tensor, target: Tensor) -> Tensor:
         """hidden: [N, width]   target: [N]   Returns [N]."""

@@ -1,6 +1,7 @@
 """Checkpoints that are complete or not there, and that are checked when they are read.
 
     RUN/checkpoints/step-00000200/{weights,ema,optimizer}.safetensors, manifest.json
+    RUN/checkpoints/step-00000200/weights-00000-of-00002.safetensors, …   where two processes wrote it
 
 Design:
 - No pickle: a checkpoint from elsewhere cannot run code.
@@ -9,7 +10,11 @@ Design:
   and goes away at the next save.
 - The manifest has the size and the SHA-256 of every file. A disk that loses bytes, or a copy that stopped halfway, is
   an error at loading, not a model that is slightly wrong.
-- One process writes into a folder (rank 0 of a distributed run). Two would remove each other's temporary folders.
+- Several processes each write files of their own, a tensor or some of its first rows, and one of them the manifest,
+  last. Nothing is written twice, and whoever reads need not know how many there were: a tensor that is in several files
+  is cut along its first dimension, in the order of the files. torch.distributed.checkpoint can do as much, but in a
+  format that is pickle in part, has no sums to check, is read by nothing else, and is there before it is whole.
+- One run writes into a folder. Two would remove each other's temporary folders.
 """
 
 from __future__ import annotations
@@ -17,12 +22,13 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,11 +36,28 @@ from torch import Tensor
 from insertlm.errors import InsertlmError
 from insertlm.files import reason, sync, write_durably
 
-__all__ = ["Checkpoint", "latest", "load", "load_part", "save"]
+__all__ = [
+    "Checkpoint",
+    "File",
+    "Files",
+    "Parts",
+    "Shard",
+    "best",
+    "commit",
+    "latest",
+    "load",
+    "load_part",
+    "save",
+    "score_of",
+    "step_of",
+    "sweep",
+    "write",
+]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
 _IO_ERROR = re.compile(r"I/O error: (.*?) \(os error \d+\)")
 
 
@@ -46,72 +69,158 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]
 
 
-class _File(msgspec.Struct, frozen=True):
+class File(msgspec.Struct, frozen=True):
     size: int
     sha256: str
+
+
+Files = dict[str, File]
 
 
 class _Format(msgspec.Struct, frozen=True):
     format: int
 
 
-class _Manifest(msgspec.Struct, frozen=True):
+class _Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """score: of a validation, higher is better; None if there was none"""
+
     format: int
     step: int
-    files: dict[str, _File]
+    files: Files
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which of the processes that write a checkpoint together is meant."""
+
+    rank: int = 0
+    world: int = 1
+
+    def file_name(self, part: str) -> str:
+        return f"{part}.safetensors" if self.world == 1 else f"{part}-{self.rank:05d}-of-{self.world:05d}.safetensors"
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], keep: int) -> Path:
-    """Write the checkpoint of `step` into `folder`, then remove all but `keep` of the checkpoints up to this one.
+    """Write the checkpoint of `step` into `folder`, then remove all but `keep` of the checkpoints up to this one."""
+    sweep(folder)
+    return commit(folder, step, write(folder, step, tensors), keep)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed run has left behind. Nobody may be writing."""
+    for path in folder.glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], shard: Shard | None = None) -> Files:
+    """The first half of saving, which every process does: files that nobody sees yet.
 
     If this step is there already and verifies, it stays: a run has one state per step, and to replace a folder takes
     two renames, between which a kill would leave none. A damaged one is replaced.
     """
+    place = folder / _folder_name(step)
+    staging = _staging(place)
+    with _writing(place):
+        if _verifies(place):
+            return {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            sync(folder.parent)
+            staging.mkdir(exist_ok=True)
+            return {
+                (name := (shard or Shard()).file_name(part)): _write_part(staging / name, named)
+                for part, named in tensors.items()
+            }
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+
+
+def commit(
+    folder: Path, step: int, files: Files, keep: int, score: float | None = None, *, keep_best: bool = False
+) -> Path:
+    """The second half, which one process does: make the checkpoint visible, then remove those that are not kept.
+
+    files: of all processes; none if the step is there already
+    """
     if keep < 1:
         raise InsertlmError(f"cannot keep {keep} checkpoints in {folder}; expected at least 1")
-    place = folder / f"step-{step:08d}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sync(folder.parent)
-        _sweep(folder)
-        if not _verifies(place):
-            _write(place, step, tensors)
-    except (OSError, SafetensorError) as error:
-        raise InsertlmError(f"cannot write checkpoint {place}: {_reason(error)}; {_what_is_left(folder)}") from error
-    _prune(folder, step, keep)
+    place = folder / _folder_name(step)
+    if files:
+        with _writing(place):
+            _publish(place, _Manifest(_FORMAT, step, files, score))
+    _prune(folder, step, keep, best(folder) if keep_best else None)
     return place
 
 
 def latest(folder: Path) -> Path | None:
     """The complete checkpoint of the highest step, or None."""
     try:
-        return max(_complete(folder), key=_step, default=None)
+        return max(_complete(folder), key=step_of, default=None)
     except OSError as error:
         raise InsertlmError(f"cannot list the checkpoints in {folder}: {reason(error)}") from error
+
+
+def best(folder: Path) -> Path | None:
+    """The complete checkpoint with the highest score, of several the latest, or None if none has a score."""
+    try:
+        scores = {path: _read_manifest(path).score for path in _complete(folder)}
+    except OSError as error:
+        raise InsertlmError(f"cannot list the checkpoints in {folder}: {reason(error)}") from error
+    rated = {path: score for path, score in scores.items() if score is not None}
+    return max(rated, key=lambda path: (rated[path], step_of(path)), default=None)
+
+
+def score_of(path: Path) -> float | None:
+    return _read_manifest(path).score
 
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint folder; raises if any file is not, byte for byte, what was saved."""
     manifest = _read_manifest(path)
-    tensors = {Path(name).stem: _load_verified(path / name, expected) for name, expected in manifest.files.items()}
-    return Checkpoint(manifest.step, tensors)
+    return Checkpoint(manifest.step, {part: _load_files(path, manifest, part) for part in _parts(manifest)})
+
+
+class Parts(Mapping[str, dict[str, Tensor]]):
+    """The parts of a checkpoint, each read when it is asked for: the optimizer's is twice as large as the others."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __getitem__(self, part: str) -> dict[str, Tensor]:
+        return load_part(self._path, part)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_parts(_read_manifest(self._path)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 def load_part(path: Path, part: str) -> dict[str, Tensor]:
     """Read and verify one part only: inference needs the averaged weights and not the optimizer, twice their size."""
-    files = _read_manifest(path).files
-    name = _file_name(part)
-    if name not in files:
-        parts = ", ".join(Path(each).stem for each in files)
-        raise InsertlmError(f"{path} has no part {part!r}; expected one of: {parts}")
-    return _load_verified(path / name, files[name])
+    manifest = _read_manifest(path)
+    if part not in (parts := _parts(manifest)):
+        raise InsertlmError(f"{path} has no part {part!r}; expected one of: {', '.join(parts)}")
+    return _load_files(path, manifest, part)
 
 
-def _file_name(part: str) -> str:
-    return f"{part}.safetensors"
+def _part(file: str) -> str:
+    stem = Path(file).stem
+    found = _SHARD.fullmatch(stem)
+    return found[1] if found else stem
 
 
-def _step(path: Path) -> int:
+def _parts(manifest: _Manifest) -> list[str]:
+    return list(dict.fromkeys(map(_part, manifest.files)))
+
+
+def _folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
@@ -125,12 +234,23 @@ def _complete(folder: Path) -> list[Path]:
 # Writing
 
 
-def _write(place: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    staging = place.with_name(f".{place.name}.writing")
+def _staging(place: Path) -> Path:
+    return place.with_name(f".{place.name}.writing")
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
     try:
-        staging.mkdir()
-        files = {_file_name(part): _write_part(staging / _file_name(part), named) for part, named in tensors.items()}
-        write_durably(staging / _MANIFEST, msgspec.json.format(msgspec.json.encode(_Manifest(_FORMAT, step, files))))
+        yield
+    except (OSError, SafetensorError) as error:
+        left = _what_is_left(place.parent)
+        raise InsertlmError(f"cannot write checkpoint {place}: {_reason(error)}; {left}") from error
+
+
+def _publish(place: Path, manifest: _Manifest) -> None:
+    staging = _staging(place)
+    try:
+        write_durably(staging / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
         sync(staging)
         if place.exists():  # it did not verify
             _remove(place)
@@ -140,12 +260,12 @@ def _write(place: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]]) 
         shutil.rmtree(staging, ignore_errors=True)  # after success this name no longer exists
 
 
-def _write_part(path: Path, named: Mapping[str, Tensor]) -> _File:
+def _write_part(path: Path, named: Mapping[str, Tensor]) -> File:
     save_file(_storable(named), path)
     # safetensors makes files that only their owner can read; let them be as readable as the folder they are in.
     path.chmod(path.parent.stat().st_mode & 0o666)
     sync(path)
-    return _File(path.stat().st_size, _sha256(path))
+    return File(path.stat().st_size, _sha256(path))
 
 
 def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,12 +281,13 @@ def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def _prune(folder: Path, step: int, keep: int) -> None:
+def _prune(folder: Path, step: int, keep: int, best: Path | None) -> None:
     """Later steps, of a run that was set back to an earlier checkpoint, are left alone, and so is the one just made."""
     try:
-        earlier = sorted((path for path in _complete(folder) if _step(path) < step), key=_step)
+        earlier = sorted((path for path in _complete(folder) if step_of(path) < step), key=step_of)
         for path in earlier[: max(0, len(earlier) - (keep - 1))]:
-            _remove(path)
+            if path != best:
+                _remove(path)
     except OSError as error:
         raise InsertlmError(f"cannot remove old checkpoints in {folder}: {reason(error)}") from error
 
@@ -175,11 +296,6 @@ def _remove(path: Path) -> None:
     hidden = path.with_name(f".{path.name}.removed")
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)  # what cannot be deleted now is tried again at the next save
-
-
-def _sweep(folder: Path) -> None:
-    for path in folder.glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _reason(error: OSError | SafetensorError) -> str:
@@ -195,7 +311,7 @@ def _what_is_left(folder: Path) -> str:
     good: list[Path] = []
     with suppress(OSError):  # the folder cannot be read, which is what the caller is about to say
         good = [path for path in _complete(folder) if _verifies(path)]
-    last = max(good, key=_step, default=None)
+    last = max(good, key=step_of, default=None)
     return f"the last good checkpoint is still there: {last}" if last else "there is no earlier good checkpoint"
 
 
@@ -220,7 +336,15 @@ def _read_manifest(path: Path) -> _Manifest:
         raise InsertlmError(f"{place}: not a checkpoint manifest: {_one_line(error)}") from error
 
 
-def _load_verified(path: Path, expected: _File) -> dict[str, Tensor]:
+def _load_files(path: Path, manifest: _Manifest, part: str) -> dict[str, Tensor]:
+    pieces: dict[str, list[Tensor]] = {}
+    for name in sorted(file for file in manifest.files if _part(file) == part):
+        for key, tensor in _load_verified(path / name, manifest.files[name]).items():
+            pieces.setdefault(key, []).append(tensor)
+    return {key: found[0] if len(found) == 1 else torch.cat(found) for key, found in pieces.items()}
+
+
+def _load_verified(path: Path, expected: File) -> dict[str, Tensor]:
     try:
         _verify(path, expected)
         # load_file maps the file into memory. The copies do not depend on a file that a later save may delete.
@@ -231,7 +355,7 @@ def _load_verified(path: Path, expected: _File) -> dict[str, Tensor]:
         raise InsertlmError(f"{path}: expected a safetensors file: {_one_line(error)}") from error
 
 
-def _verify(path: Path, expected: _File) -> None:
+def _verify(path: Path, expected: File) -> None:
     if not path.is_file():
         raise InsertlmError(f"{path}: missing; expected a file of {expected.size} bytes")
     size = path.stat().st_size

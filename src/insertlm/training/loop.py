@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,29 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from insertlm.config import Recipe, differences, load_recipe, to_yaml
+import insertlm
+from insertlm.config import Recipe, TrainConfig, differences, load_recipe, to_yaml
 from insertlm.decoding.settings import Prompt
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import accuracy, generate
 from insertlm.evaluation.losses import mean_losses
 from insertlm.families.base import Family
 from insertlm.files import write_atomically
-from insertlm.tasks.base import Examples
+from insertlm.tasks.base import Corpus, Examples
 from insertlm.tasks.text import Text
 from insertlm.training import checkpoint
+from insertlm.training.distributed import Processes
 from insertlm.training.metrics import MetricsLog, open_tracker
 from insertlm.training.order import Order
+from insertlm.training.parallel import ParallelStep, ReplicatedStep
+from insertlm.training.saving import Saver, locked
 from insertlm.training.step import TrainStep
 
-__all__ = ["build_family", "train"]
+__all__ = ["build_family", "build_step", "train"]
 
 _VALIDATION_BATCH = 500
+_LISTED = 64  # examples that an error names
+_TOPOLOGY = ("train.accumulate ", "train.parallel ")  # what may change from one start of a run to the next
 
 
 def build_family(recipe: Recipe) -> Family:
@@ -44,76 +50,98 @@ def build_family(recipe: Recipe) -> Family:
         return recipe.family.build(recipe.model, recipe.task.tokenizer)
 
 
-def train(recipe: Recipe, run: Path, device: torch.device, console: Console) -> None:
-    """Train to the last step, from the newest checkpoint in `run` if there is one."""
-    _claim(run, recipe)
-    if device.type == "cuda":
+def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> bool:
+    """Train to the last step, from the newest checkpoint in `run` if there is one; whether it got there.
+
+    It stops earlier, with a checkpoint, if SIGTERM asks for it.
+    """
+    _check(recipe.train, processes)
+    processes.agree("recipe", f"insertlm {insertlm.__version__}\n{to_yaml(recipe)}")
+    if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # the heads' float32 products may use TF32
-    _Run(recipe, run, device, console).go()
+    with _claimed(run, recipe) if processes.first else nullcontext():
+        processes.gather(None)  # the folder is there
+        return _Run(recipe, run, processes, console).go()
 
 
-def _claim(run: Path, recipe: Recipe) -> None:
-    """Make the folder this recipe's, unless it holds a checkpoint of another."""
-    place = run / "recipe.yaml"
-    if checkpoint.latest(run / "checkpoints") is not None:
-        different = differences(recipe, load_recipe(place))
-        if isinstance(recipe.task, Text) and not recipe.task.keeps(run):
-            different.append(f"{recipe.task.vocabulary} has changed since")
-        if different:
-            raise InsertlmError(f"{run} holds a run of another recipe ({'; '.join(different)}); choose another --run")
-        return
+def _check(config: TrainConfig, processes: Processes) -> None:
+    pieces = processes.world * config.accumulate
+    if config.batch_size % pieces:
+        each = f" of {config.accumulate} pieces each" if config.accumulate > 1 else ""
+        raise InsertlmError(
+            f"train.batch_size {config.batch_size} cannot be shared by {processes.world} processes{each}; "
+            f"expected a multiple of {pieces}"
+        )
+
+
+@contextmanager
+def _claimed(run: Path, recipe: Recipe) -> Iterator[None]:
+    """Make the folder this recipe's, unless it holds a checkpoint of another, and nobody else's while this lasts."""
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InsertlmError(f"cannot make the run folder {run}: {error.strerror}") from error
-    if isinstance(recipe.task, Text):
-        recipe.task.keep(run)
-    write_atomically(place, to_yaml(recipe).encode())
+    with locked(run):
+        place = run / "recipe.yaml"
+        if checkpoint.latest(run / "checkpoints") is not None:
+            different = [what for what in differences(recipe, load_recipe(place)) if not what.startswith(_TOPOLOGY)]
+            if isinstance(recipe.task, Text) and not recipe.task.keeps(run):
+                different.append(f"{recipe.task.vocabulary} has changed since")
+            if different:
+                raise InsertlmError(
+                    f"{run} holds a run of another recipe ({'; '.join(different)}); choose another --run"
+                )
+        else:
+            if isinstance(recipe.task, Text):
+                recipe.task.keep(run)
+            write_atomically(place, to_yaml(recipe).encode())
+        checkpoint.sweep(run / "checkpoints")
+        yield
 
 
 class _Run:
     """One process's part in a run, from the newest checkpoint to the last step."""
 
-    def __init__(self, recipe: Recipe, run: Path, device: torch.device, console: Console) -> None:
+    def __init__(self, recipe: Recipe, run: Path, processes: Processes, console: Console) -> None:
         self.recipe, self.run, self.checkpoints = recipe, run, run / "checkpoints"
-        self.family = build_family(recipe).to(device)
+        self.processes = processes
         data = recipe.task.training_set()
-        order = Order(len(data), recipe.train.batch_size, recipe.train.seed)
-        self.step = TrainStep(
-            self.family,
-            self.family.rows(data) if isinstance(data, Examples) else data,
-            order,
-            optim=recipe.optim,
-            steps=recipe.train.steps,
-            device=device,
-            compiled=recipe.train.compile,
-            precision=recipe.train.precision,
-        )
+        self.order = Order(len(data), recipe.train.batch_size, recipe.train.seed)
+        self.step = build_step(recipe, data, self.order, processes)
+        self.best: float | None = None  # validation of a checkpoint
         self.done = self._resume()
+        self.saver = Saver(self.checkpoints, processes, recipe.train.keep, keep_best=recipe.train.keep_best)
         after = self.done or None
-        self.metrics = MetricsLog(run / "metrics.jsonl", after)
-        self.tracker = open_tracker(recipe.train.tracker, run, msgspec.to_builtins(recipe), after)
-        self.progress = _progress_bar(console)
+        self.metrics = MetricsLog(run / "metrics.jsonl", after) if processes.first else None
+        kind = recipe.train.tracker if processes.first else "none"
+        self.tracker = open_tracker(kind, run, msgspec.to_builtins(recipe), after)
+        self.progress = _progress_bar(console if processes.first else Console(quiet=True))
         fields: dict[str, Any] = {"loss": math.nan, "speed": 0.0}
         self.bar = self.progress.add_task("train", total=recipe.train.steps, completed=self.done, **fields)
         self.logged, self.logged_at = self.done, time.monotonic()
 
-    def go(self) -> None:
-        config = self.recipe.train
-        self.family.train()
-        with self.metrics, self.progress:
-            while self.done < config.steps:
+    def go(self) -> bool:
+        """Whether the last step was reached."""
+        config, stopping = self.recipe.train, False
+        self.step.family.train()
+        with self.processes.heeding_sigterm(), self.metrics or nullcontext(), self.saver.finishing(), self.progress:
+            while self.done < config.steps and not stopping:
                 self.step(self.done)
                 self.done += 1
-                saving = self._due(config.save_every)
-                if saving or self._due(config.log_every):  # a mean never spans a checkpoint, so resuming repeats it
+                stopping = self.processes.stopping()
+                saving = stopping or self._due(config.save_every)
+                validating = config.validate_every > 0 and self._due(config.validate_every)
+                # A mean never spans a checkpoint, so resuming repeats it.
+                if saving or self._due(config.log_every) or (validating and config.keep_best):
                     self._log_losses()
                 with self._off_the_clock():
-                    if config.validate_every and self._due(config.validate_every):
-                        self._validate()
-                    if saving:
-                        self._save()
+                    score = self._validate() if validating else None
+                    better = self._is_best(score)
+                    if saving or (config.keep_best and better):
+                        self.saver.save(self.done, self.step.to_save(), score)
+                self.saver.check()
         self.tracker.close()
+        return self.done == config.steps
 
     def _due(self, every: int) -> bool:
         return self.done % every == 0 or self.done == self.recipe.train.steps
@@ -127,13 +155,9 @@ class _Run:
 
     def _log_losses(self) -> None:
         count = self.done - self.logged
-        values = self.step.means(count)
-        if not math.isfinite(values["loss"]):
-            good = checkpoint.latest(self.checkpoints)
-            raise InsertlmError(
-                f"the loss is {values['loss']} within steps {self.logged} … {self.done}; "
-                + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
-            )
+        values = self.step.ledger.means(count)
+        if self.step.ledger.bad is not None:
+            raise InsertlmError(self._what_went_wrong(self.logged + self.step.ledger.bad))
         values["learning_rate"] = self.recipe.optim.rate(self.done - 1, self.recipe.train.steps)
         values["steps_per_second"] = count / (time.monotonic() - self.logged_at)
         if (waited := self.step.source.waited()) is not None:
@@ -142,43 +166,84 @@ class _Run:
         self.progress.update(self.bar, completed=self.done, loss=values["loss"], speed=values["steps_per_second"])
         self.logged, self.logged_at = self.done, time.monotonic()
 
+    def _what_went_wrong(self, step: int) -> str:
+        self.saver.wait()
+        good = checkpoint.latest(self.checkpoints)
+        examples = self.order.batches(step, 1)[0][0].tolist()
+        listed = ", ".join(map(str, examples[:_LISTED])) + (" …" if len(examples) > _LISTED else "")
+        return f"the loss is not finite at step {step} (from 0), whose examples are {listed}; " + (
+            f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+        )
+
     def _report(self, values: dict[str, float]) -> None:
-        self.metrics.write({"step": self.done, **values})
+        if self.metrics is not None:
+            self.metrics.write({"step": self.done, **values})
         self.tracker.log(self.done, values)
 
-    def _validate(self) -> None:
+    def _validate(self) -> float:
         """With the averaged weights, on the validation split: exact match where the prefix asks for something, the
-        losses of training where nothing does and no text is the right one."""
+        losses of training where nothing does and no text is the right one. A score, higher is better."""
         examples = self.recipe.task.examples("validation")
         answers = self.recipe.task.longest_prefix > 0
-        self.family.eval()
-        with self.step.optimizer.replaced(self.step.ema.average):
-            scores = self._accuracy(examples) if answers else self._losses(examples)
-        self.family.train()
+        with self.step.averaged() as family:
+            family.eval()
+            scores = self._accuracy(family, examples) if answers else self._losses(family, examples)
+            family.train()
         self._report({f"validation_{name}": value for name, value in scores.items()})
         shown = f"{scores['sequence_accuracy']:.2f} % exact" if answers else f"loss {scores['loss']:.4f}"
         self.progress.console.print(f"step {self.done}: validation {shown}")
+        return scores["sequence_accuracy"] if answers else -scores["loss"]
 
-    def _accuracy(self, examples: Examples) -> dict[str, float]:
+    def _is_best(self, score: float | None) -> bool:
+        if score is None or (self.best is not None and score <= self.best):
+            return False
+        self.best = score
+        return True
+
+    def _accuracy(self, family: Family, examples: Examples) -> dict[str, float]:
         """Greedy or not as the recipe says."""
         prompts = [Prompt(example.prefix, seed) for seed, example in enumerate(examples)]
-        written = [t.ids for t in generate(self.family, prompts, self.recipe.decode, _VALIDATION_BATCH)]
-        return accuracy(self.recipe.task, examples, written)
+        paths = generate(family, prompts, self.recipe.decode, _VALIDATION_BATCH, processes=self.processes)
+        return accuracy(self.recipe.task, examples, [path.ids for path in paths])
 
-    def _losses(self, examples: Examples) -> dict[str, float]:
-        return mean_losses(self.family, examples, self.recipe.train.batch_size, halved=self.step.halved)
-
-    def _save(self) -> None:
-        checkpoint.save(self.checkpoints, self.done, self.step.state(), self.recipe.train.keep)
+    def _losses(self, family: Family, examples: Examples) -> dict[str, float]:
+        size, halved = self.recipe.train.batch_size, self.step.halved
+        return mean_losses(family, examples, size, halved=halved, processes=self.processes)
 
     def _resume(self) -> int:
         """Load the newest checkpoint; the number of steps done."""
         newest = checkpoint.latest(self.checkpoints)
         if newest is None:
             return 0
-        saved = checkpoint.load(newest)
-        self.step.load(saved.tensors)
-        return saved.step
+        self.step.load(checkpoint.Parts(newest))
+        best = checkpoint.best(self.checkpoints)
+        self.best = None if best is None else checkpoint.score_of(best)
+        return checkpoint.step_of(newest)
+
+
+def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes: Processes) -> TrainStep:
+    """One device and one piece: a step of its own, captured as a whole. Else steps in pieces."""
+    config = recipe.train
+    sharded = config.parallel == "fsdp" and processes.world > 1
+    family = build_family(recipe)
+    if not sharded:  # shards go to the device one by one
+        family.to(processes.device)
+    rows = family.rows(data) if isinstance(data, Examples) else data
+    settings: dict[str, Any] = {
+        "optim": recipe.optim,
+        "steps": config.steps,
+        "device": processes.device,
+        "compiled": config.compile and processes.device.type == "cuda",  # elsewhere its import alone takes seconds
+        "precision": config.precision,
+    }
+    if processes.world * config.accumulate == 1:
+        return TrainStep(family, rows, order, **settings)
+    kind: type[ParallelStep] = ReplicatedStep
+    if sharded:
+        from insertlm.training.sharded import ShardedStep  # slow to import
+
+        kind = ShardedStep
+    return kind(family, rows, order, **settings, processes=processes, accumulate=config.accumulate)
 
 
 def _progress_bar(console: Console) -> Progress:

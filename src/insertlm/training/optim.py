@@ -80,14 +80,22 @@ class AdamW:
         self._now.copy_(self._ahead[step - first])
 
     @torch.no_grad()
-    def step(self) -> None:
-        gradients = [group.gradient() for group in self.groups]
-        norm = torch.stack([torch.linalg.vector_norm(x, dtype=self._now.dtype) for x in gradients]).norm()
+    def step(self, gradients: Sequence[Tensor] | None = None) -> None:
+        """gradients: one for each group; the parameters' own unless given."""
+        gradients = self.gradients() if gradients is None else gradients
+        norm = self._norm(gradients)
         shrink = (self.config.clip / (norm + 1e-6)).clamp(max=1.0) if self.config.clip else torch.ones_like(norm)
         betas = self.config.beta1, self.config.beta2
         for group, gradient in zip(self.groups, gradients, strict=True):
             state = group.weights, group.exp_avg, group.exp_avg_sq, group.copy
             self._update(*state, gradient, shrink, self._now, betas, group.decay)
+
+    def gradients(self) -> list[Tensor]:
+        return [group.gradient() for group in self.groups]
+
+    def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        norm: Tensor = torch.stack([torch.linalg.vector_norm(x, dtype=self._now.dtype) for x in gradients]).norm()
+        return norm
 
     def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         """Parts of long tensors, one for each group, by the names and in the shapes of the parameters."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insertlm.hashing import mix64
 
-__all__ = ["Order"]
+__all__ = ["Order", "Pieces"]
 
 _ROUNDS = 6
 
@@ -24,9 +24,12 @@ class Order:
     def batches(self, first: int, steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Examples and epochs of `steps` steps from step `first` on: two [steps, batch_size] arrays."""
         place = np.arange(first * self.batch_size, (first + steps) * self.batch_size, dtype=np.int64)
+        return self._at(place.reshape(steps, self.batch_size))
+
+    def _at(self, place: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The examples at these places of the endless sequence of all epochs, and their epochs."""
         epoch, offset = place // self.count, place % self.count
-        shape = (steps, self.batch_size)
-        return self._permute(offset, epoch).reshape(shape), epoch.reshape(shape)
+        return self._permute(offset, epoch), epoch
 
     def _permute(self, offset: NDArray[np.int64], epoch: NDArray[np.int64]) -> NDArray[np.int64]:
         example = self._feistel(offset, epoch)
@@ -43,3 +46,18 @@ class Order:
             scrambled = mix64(right.astype(np.uint64) + key + np.uint64(number << 40)).astype(np.int64)
             left, right = right, left ^ (scrambled & mask)
         return (left << self.half_bits) | right
+
+
+class Pieces(Order):
+    """One process's part of an order. Every batch is cut into `world * accumulate` pieces of one size; a process takes
+    `accumulate` of them that follow each other. It counts pieces where an order counts steps."""
+
+    def __init__(self, order: Order, rank: int, world: int, accumulate: int) -> None:
+        super().__init__(order.count, order.batch_size // (world * accumulate), order.seed)
+        self.rank, self.world, self.accumulate = rank, world, accumulate
+
+    def batches(self, first: int, steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Examples and epochs of `steps` pieces from piece `first` on: two [steps, batch_size] arrays."""
+        step, number = np.divmod(np.arange(first, first + steps, dtype=np.int64), self.accumulate)
+        piece = (step * self.world + self.rank) * self.accumulate + number
+        return self._at(piece[:, None] * self.batch_size + np.arange(self.batch_size))

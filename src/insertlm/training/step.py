@@ -8,13 +8,16 @@ than one row in fifty is spare, and the host never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from insertlm.backbone.fused import ROWS
+from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.tasks.base import Corpus
+from insertlm.training.ledger import Ledger
 from insertlm.training.optim import AdamW, Ema, OptimConfig
 from insertlm.training.order import Order
 from insertlm.training.rows import Batch, Resident, Streamed
@@ -51,15 +54,12 @@ class TrainStep:
         self.family, self.device = family, device
         self.halved = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.steps, self.order = steps, order
-        halved = (
-            {f"backbone.blocks.{name}" for name in _linear_parameters(family.backbone.blocks)} if self.halved else ()
-        )
-        self.optimizer = AdamW(family, optim, steps, halved)
+        self.optimizer = self._make_optimizer(optim)
         self.ema = Ema(self.optimizer.weights, optim.ema, optim.ema_every)
         self.source = (
             Resident(family, rows, order, device) if isinstance(rows, Rows) else Streamed(family, rows, order, device)
         )
-        self.sums: dict[str, Tensor] = {}
+        self.ledger = Ledger()
         self._losses = self._compile() if compiled else self._eager_losses
         self._graphs = _Graphs(self._optimise, order.batch_size, device) if device.type == "cuda" else None
 
@@ -72,14 +72,14 @@ class TrainStep:
         else:
             self._graphs.run(batch)
         self.ema.update(step, last=step + 1 == self.steps)
+        self.ledger.turn()
         return batch
 
-    def means(self, steps: int) -> dict[str, float]:
-        """Means of the losses over the last `steps` steps; starts counting anew."""
-        values = {name: float(total) / steps for name, total in self.sums.items()}
-        for total in self.sums.values():
-            total.zero_()
-        return values
+    @contextmanager
+    def averaged(self) -> Iterator[Family]:
+        """The model with the averaged weights, as long as this block lasts."""
+        with self.optimizer.replaced(self.ema.average):
+            yield self.family
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """All that a run is, beside the number of steps done: named tensors, which are written as they are."""
@@ -90,13 +90,32 @@ class TrainStep:
             "optimizer": self.optimizer.moments(),
         }
 
+    def to_save(self) -> dict[str, dict[str, Tensor]]:
+        """What this process writes of the state."""
+        return self.state()
+
     @torch.no_grad()
     def load(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take up a saved state."""
+        """Take up a saved state, which is whole."""
         for part, tensors in self.state().items():
+            whole = saved[part]
+            if odd := sorted(tensors.keys() ^ whole.keys()):
+                raise InsertlmError(f"a checkpoint of another architecture: {odd[0]} is in one of them only")
             for name, tensor in tensors.items():
-                tensor.copy_(saved[part][name])
+                share = self._share(whole[name])
+                if share.shape != tensor.shape:
+                    found, expected = tuple(whole[name].shape), tuple(tensor.shape)
+                    raise InsertlmError(f"a checkpoint of another architecture: {name} is {found}, expected {expected}")
+                tensor.copy_(share)
         self.optimizer.refresh()
+
+    def _share(self, whole: Tensor) -> Tensor:
+        """What this process holds of a tensor."""
+        return whole
+
+    def _make_optimizer(self, optim: OptimConfig) -> AdamW:
+        linear = _linear_parameters(self.family.backbone.blocks) if self.halved else ()
+        return AdamW(self.family, optim, self.steps, {f"backbone.blocks.{name}" for name in linear})
 
     def _eager_losses(self, example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
         noise = Noise(self.order.seed, example, epoch)
@@ -125,8 +144,7 @@ class TrainStep:
         losses = self._losses(example, epoch, capacity)
         losses.total.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        for name, value in {"loss": losses.total.detach(), **losses.parts}.items():
-            self.sums.setdefault(name, torch.zeros_like(value)).add_(value)
+        self.ledger.write({"loss": losses.total.detach(), **losses.parts})
 
 
 def _linear_parameters(module: nn.Module) -> Iterator[str]:

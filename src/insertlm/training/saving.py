@@ -1,0 +1,152 @@
+"""Checkpoints in the background, by all processes of a run together.
+
+Training waits while the state is copied to the host's memory, and goes on while it is written. Every process writes its
+own share. When the files of all are on the disk, the first process makes the checkpoint visible. What the others wrote
+it learns from the store that all share, so the writing threads never meet the collectives of training.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from insertlm.errors import InsertlmError
+from insertlm.files import writing
+from insertlm.training import checkpoint
+from insertlm.training.distributed import Processes
+
+__all__ = ["Saver", "locked"]
+
+_LOOK = 0.02  # seconds between looks for what the others have written
+_LOCK_PATIENCE = 20.0  # seconds until what is left of a killed run has noticed
+
+State = Mapping[str, Mapping[str, Tensor]]
+
+
+class _Report(msgspec.Struct):
+    """What a process has written, or why it could not."""
+
+    files: checkpoint.Files
+    error: str = ""
+
+
+class Saver:
+    """keep, keep_best: see the `train` section of a recipe"""
+
+    def __init__(self, folder: Path, processes: Processes, keep: int, *, keep_best: bool = False) -> None:
+        self.folder, self.processes, self.keep, self.keep_best = folder, processes, keep, keep_best
+        self._store = processes.own_store()
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._under_way: Future[None] | None = None
+        self._saved = -1
+        self._alone = Event()  # others have ended
+        self._host: dict[str, dict[str, Tensor]] = {}
+
+    def save(self, step: int, state: State, score: float | None = None) -> None:
+        """Start saving; the one before is finished first. state: what this process is to write"""
+        self.wait()
+        if step != self._saved:
+            self._saved = step
+            self._copy(state)
+            self._under_way = self._thread.submit(self._write, step, score)
+
+    def check(self) -> None:
+        """Raise what went wrong, if that is known by now."""
+        if self._under_way is not None and self._under_way.done():
+            self._under_way.result()
+
+    def wait(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Whatever ends the block, what is under way is finished, unless others are missing."""
+        try:
+            yield
+        except RuntimeError:
+            self._alone.set()
+            raise
+        finally:
+            self._thread.shutdown()
+        self.wait()
+        self.processes.gather(None)  # the first has made it visible
+
+    def _copy(self, state: State) -> None:
+        """To memory that is kept: new pages cost more than the copy."""
+        for part, named in state.items():
+            held = self._host.setdefault(part, {})
+            for name, tensor in named.items():
+                if name not in held:
+                    held[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                held[name].copy_(tensor.detach(), non_blocking=True)
+        if self.processes.device.type == "cuda":
+            torch.cuda.synchronize(self.processes.device)
+
+    # --- In the thread
+
+    def _write(self, step: int, score: float | None) -> None:
+        shard = checkpoint.Shard(self.processes.rank, self.processes.world)
+        report = _Report({})
+        try:
+            self._check_finite(step)
+            report.files = checkpoint.write(self.folder, step, self._host, shard)
+        except InsertlmError as error:
+            report.error = str(error)
+        files: checkpoint.Files = {}
+        for each in self._exchange(step, report):
+            if each.error:
+                raise InsertlmError(each.error)
+            files |= each.files
+        if self.processes.first:
+            checkpoint.commit(self.folder, step, files, self.keep, score, keep_best=self.keep_best)
+
+    def _exchange(self, step: int, report: _Report) -> list[_Report]:
+        """The first process learns everyone's; the others have done their part."""
+        if self._store is None:
+            return [report]
+        self._store.set(f"saved/{step}/{self.processes.rank}", msgspec.json.encode(report).decode())
+        if not self.processes.first:
+            return [report]
+        keys = [f"saved/{step}/{rank}" for rank in range(self.processes.world)]
+        while not self._store.check(keys):
+            if self._alone.wait(_LOOK):
+                raise InsertlmError(f"the checkpoint of step {step} was given up")
+        return [msgspec.json.decode(self._store.get(key), type=_Report) for key in keys]
+
+    def _check_finite(self, step: int) -> None:
+        """A gradient can be infinite where the loss is not yet."""
+        for name, tensor in self._host["weights"].items():
+            if not tensor.isfinite().all():
+                good = checkpoint.latest(self.folder)
+                raise InsertlmError(f"{name} is not finite after step {step}; the last good checkpoint is {good}")
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """While this process trains in the folder, no other does. The system takes the lock back from a killed one."""
+    place = run / ".lock"
+    with writing(place):
+        file: Any = place.open("wb")
+    with file:
+        started = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() - started > _LOCK_PATIENCE:
+                    raise InsertlmError(f"another process trains in {run}; choose another --run") from error
+                time.sleep(0.2)
+        yield

@@ -1,0 +1,134 @@
+"""Steps of processes that each hold a part of the model: FSDP2's `fully_shard` around every block and the whole.
+
+Parameters, gradients, moments and average are spread over all processes. Steps run as they are written: FSDP works by
+hooks, which a captured graph would not call. The optimiser works on local shards, and copies what it has made of them
+to where FSDP gathers from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from insertlm.families.base import Family
+from insertlm.training.distributed import Processes
+from insertlm.training.optim import AdamW, OptimConfig
+from insertlm.training.parallel import ParallelStep
+from insertlm.training.rows import Batch
+from insertlm.training.step import capacity_for
+
+__all__ = ["ShardedStep"]
+
+
+class ShardedStep(ParallelStep):
+    optimizer: _ShardedAdamW
+
+    def __init__(self, *what: Any, processes: Processes, **settings: Any) -> None:
+        super().__init__(*what, processes=processes, **{**settings, "compiled": False})
+        self._graphs = None
+
+    def _make_optimizer(self, optim: OptimConfig) -> AdamW:
+        _shard(self.family, self.processes)
+        return _ShardedAdamW(self.family, optim, self.steps, self.processes)
+
+    def _run(self, batch: Batch) -> None:
+        """On a GPU with a capacity, since the host does not wait then."""
+        capacity = capacity_for(batch.visible) if self.device.type == "cuda" else None
+        self._optimise(batch.example, batch.epoch, capacity)
+
+    def _gradients(self, over: Tensor) -> list[Tensor]:
+        return [gradient.div_(over) for gradient in self.optimizer.gradients()]
+
+    @contextmanager
+    def averaged(self) -> Iterator[Family]:
+        """Gathered: every process has the whole model as long as this lasts, and may use it in its own way."""
+        modules = [module for module in self.family.modules() if isinstance(module, FSDPModule)]
+        with super().averaged() as family:
+            for module in modules:
+                module.set_reshard_after_forward(False, recurse=False)
+                module.unshard()
+            try:
+                yield family
+            finally:
+                family.forget_graphs()
+                for module in modules:
+                    module.reshard()
+                    module.set_reshard_after_forward(True, recurse=False)
+
+    def to_save(self) -> dict[str, dict[str, Tensor]]:
+        """Its shards; of a tensor with few rows it may have none."""
+        state = self.state()
+        return {part: {name: x for name, x in named.items() if len(x)} for part, named in state.items()}
+
+    def _share(self, whole: Tensor) -> Tensor:
+        """As FSDP cuts it."""
+        parts = whole.chunk(self.processes.world)
+        return parts[self.processes.rank] if self.processes.rank < len(parts) else whole[:0]
+
+
+def _shard(family: Family, processes: Processes) -> None:
+    mesh = init_device_mesh(processes.device.type, (processes.world,))
+    for module in (*family.backbone.blocks, family):
+        fully_shard(module, mesh=mesh)
+        module.set_gradient_divide_factor(1.0)  # sums, not means
+        module.set_force_sum_reduction_for_comms(True)  # gloo does not know a scaled one
+    register_fsdp_forward_method(family, "losses")
+
+
+class _Shards(nn.Module):
+    """Stands for a model where only names, shapes and values of local shards count."""
+
+    def __init__(self, live: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._parts = {name: nn.Parameter(shard.clone()) for name, shard in live.items()}
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self._parts.items()
+
+
+class _ShardedAdamW(AdamW):
+    """AdamW over this process's shards; only the norm of the gradient is everyone's."""
+
+    def __init__(self, module: nn.Module, config: OptimConfig, steps: int, processes: Processes) -> None:
+        self._module, self._processes = module, processes
+        self._live = {name: _local(parameter) for name, parameter in module.named_parameters()}
+        self._stand_in = _Shards(self._live)
+        super().__init__(self._stand_in, config, steps)
+
+    def zero_grad(self) -> None:
+        for parameter in self._module.parameters():
+            parameter.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        shards = dict(self._stand_in.named_parameters())
+        for name, parameter in self._module.named_parameters():
+            shards[name].grad = None if parameter.grad is None else _local(parameter.grad)
+        return super().gradients()
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor] | None = None) -> None:
+        super().step(gradients)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        named = self.named(self.weights)
+        torch._foreach_copy_([self._live[name] for name in named], list(named.values()))
+
+    def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        squared = super()._norm(gradients).square()
+        self._processes.sum(squared)
+        return squared.sqrt()
+
+
+@torch.no_grad()
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()

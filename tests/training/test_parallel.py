@@ -1,0 +1,140 @@
+"""However many processes take a step, and in however many pieces, it is the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from insertlm.backbone.transformer import ModelConfig
+from insertlm.config import FamilyConfig
+from insertlm.families.arm import ArmConfig
+from insertlm.families.ilm import IlmConfig
+from insertlm.families.mdm import MdmConfig
+from insertlm.tasks.star import Star
+from insertlm.training import checkpoint
+from insertlm.training.distributed import Processes
+from insertlm.training.optim import OptimConfig
+from insertlm.training.order import Order
+from insertlm.training.parallel import ReplicatedStep
+from insertlm.training.saving import Saver
+from insertlm.training.sharded import ShardedStep
+from insertlm.training.step import TrainStep
+
+CPU = torch.device("cpu")
+STEPS = 50
+HALF, REST = 10, 6  # steps before and after a checkpoint
+TASK = Star(degree=2, min_nodes=3, max_nodes=5, min_plan=2, nodes=10, train=30)
+OPTIM = OptimConfig(learning_rate=3e-3, warmup=5, ema=0.9, ema_every=3, clip=0.5)
+FAMILIES: dict[str, FamilyConfig] = {
+    "ilm": IlmConfig(),
+    "arm": ArmConfig(),
+    "mdm": MdmConfig(block=TASK.longest_target),
+}
+InProcesses = Callable[[int, Callable[[Processes], Any]], list[Any]]
+
+
+def step_of(family: str, processes: Processes | None = None, sharded: bool = False, accumulate: int = 1) -> TrainStep:
+    model = ModelConfig(layers=2, width=16, heads=2, hidden=32, dropout=0.1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        built = FAMILIES[family].build(model, TASK.tokenizer)
+    built = built.double().train()
+    rows = built.rows(TASK.examples("train"))
+    order = Order(len(rows.target), 8, 1)
+    settings: dict[str, Any] = {"optim": OPTIM, "steps": STEPS, "device": CPU, "compiled": False}
+    if processes is None:
+        return TrainStep(built, rows, order, **settings)
+    kind = ShardedStep if sharded else ReplicatedStep
+    return kind(built, rows, order, **settings, processes=processes, accumulate=accumulate)
+
+
+def losses(step: TrainStep, steps: int = STEPS, first: int = 0) -> list[dict[str, float]]:
+    found = []
+    for number in range(first, steps):
+        step(number)
+        found.append(step.ledger.means(1))
+    return found
+
+
+def run(family: str, sharded: bool, accumulate: int, processes: Processes) -> list[dict[str, float]]:
+    return losses(step_of(family, processes, sharded, accumulate))
+
+
+def assert_same(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a == pytest.approx(b, rel=0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("family", "world", "sharded", "accumulate"),
+    [
+        ("ilm", 2, False, 1),
+        ("arm", 4, False, 2),
+        ("mdm", 2, False, 2),
+        ("ilm", 2, True, 1),
+        ("ilm", 4, True, 1),
+        ("arm", 2, True, 2),
+    ],
+)
+def test_losses_do_not_depend_on_the_processes(
+    in_processes: InProcesses, family: str, world: int, sharded: bool, accumulate: int
+) -> None:
+    expected = losses(step_of(family))
+    early, late = (sum(found["token_loss"] for found in part) for part in (expected[:10], expected[-10:]))
+    assert late < 0.95 * early, "nothing was learnt"
+    for found in in_processes(world, partial(run, family, sharded, accumulate)):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize(("family", "accumulate"), [("ilm", 8), ("arm", 2), ("mdm", 4)])
+def test_losses_do_not_depend_on_the_pieces(family: str, accumulate: int) -> None:
+    assert_same(losses(step_of(family, Processes(CPU), accumulate=accumulate)), losses(step_of(family)))
+
+
+# --- From one number of processes to another
+
+
+def first_half(folder: Path, sharded: bool, processes: Processes) -> None:
+    step = step_of("ilm", processes, sharded)
+    losses(step, HALF)
+    saver = Saver(folder, processes, keep=1)
+    with saver.finishing():
+        saver.save(HALF, step.to_save())
+
+
+def second_half(folder: Path, sharded: bool, processes: Processes) -> list[dict[str, float]]:
+    step = step_of("ilm", processes, sharded)
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    step.load(checkpoint.Parts(newest))
+    for name, tensor in step.to_save()["optimizer"].items():
+        whole = checkpoint.load_part(newest, "optimizer")[name]
+        assert any(torch.equal(tensor, part) for part in (whole, *whole.chunk(processes.world)))
+    return losses(step, HALF + REST, HALF)
+
+
+@pytest.mark.parametrize(
+    ("writers", "sharded", "readers", "then_sharded"),
+    [(2, False, 1, False), (2, True, 4, False), (1, False, 2, True)],
+)
+def test_what_some_processes_save_others_go_on_from(
+    tmp_path: Path, in_processes: InProcesses, writers: int, sharded: bool, readers: int, then_sharded: bool
+) -> None:
+    start(in_processes, writers, partial(first_half, tmp_path, sharded))
+    found = start(in_processes, readers, partial(second_half, tmp_path, then_sharded))
+    expected = losses(step_of("ilm"), HALF + REST)[HALF:]
+    for each in found:
+        assert_same(each, expected)
+    files = [path for path in (tmp_path / f"step-{HALF:08d}").iterdir() if path.name != "manifest.json"]
+    tensors = sum(x.nbytes for part in step_of("ilm").state().values() for x in part.values())
+    assert len(files) == 3 * writers
+    assert sum(path.stat().st_size for path in files) < tensors + 8_000 * len(files), "something was written twice"
+
+
+def start(in_processes: InProcesses, world: int, work: Callable[[Processes], Any]) -> list[Any]:
+    return [work(Processes(CPU))] if world == 1 else in_processes(world, work)

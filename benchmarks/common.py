@@ -44,7 +44,7 @@ def recipe_of(arguments: argparse.Namespace, **sections: dict[str, Any]) -> Reci
     star = PRESETS.get(arguments.task, {})
     if arguments.family == "mdm":
         family |= {"block": Star(**star).longest_target if star else 1024}
-    task = {"preset": arguments.task if star else "star-easy"}
+    task = {"preset": arguments.task if star else "star-easy", **sections.pop("task", {})}
     return parse_recipe({"task": task, "model": model, "family": family, **sections}, "benchmark")
 
 

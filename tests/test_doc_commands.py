@@ -57,6 +57,7 @@ ONLY_PARSED = {
     r"python -m insertlm.harness ": "needs tasks from the Hub; test_harness.py runs it on tasks of its own",
     r"insertlm serve": "runs until it is stopped; the server has tests of its own",
     r"curl ": "asks a server that does not run here; the server has tests of its own",
+    r"insertlm train recipes/stories/": "needs data sets from the Hub; tests/corpus reads local ones",
     r"torchrun ": "needs several devices; training has tests of its own",
 }
 # Pages whose Python is only compiled, and why.

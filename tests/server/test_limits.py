@@ -234,6 +234,14 @@ def test_files_of_the_server_are_not_given_away(client: httpx.Client) -> None:
         assert set(answer.json()) == {"error"}
 
 
+@pytest.mark.parametrize("path", ["/", "/app.js", "/health", "/nowhere"])
+def test_answers_are_neither_guessed_at_nor_framed_nor_kept(client: httpx.Client, path: str) -> None:
+    headers = client.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["content-security-policy"] == "frame-ancestors 'none'"
+    assert headers["cache-control"] == "no-cache"
+
+
 # --- The end
 
 

@@ -1,4 +1,5 @@
-"""What every request passes: the key is asked for, its size is limited, and its answer is counted and timed.
+"""What every request passes: the key is asked for, its size is limited, and its answer is given a few headers, counted
+and timed.
 
 Written as plain ASGI: a middleware of the framework would hide from answers that their client has gone away.
 """
@@ -11,7 +12,7 @@ import hmac
 import time
 from collections.abc import Collection
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from insertlm.server.errors import RefusedError, answer
@@ -19,6 +20,13 @@ from insertlm.server.limits import Limits
 from insertlm.server.metrics import Traffic
 
 __all__ = ["Gate"]
+
+# Of every answer: it is what it says it is, nobody frames it, and a page never mixes files of two versions.
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "frame-ancestors 'none'",
+    "cache-control": "no-cache",
+}
 
 
 class Gate:
@@ -46,6 +54,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                for name, value in _HEADERS.items():
+                    MutableHeaders(scope=message).setdefault(name, value)
             await send(message)
 
         try:

@@ -28,6 +28,7 @@ WORDS = 4090
 def main() -> None:
     parser = model_arguments(__doc__)
     parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--halved", action="store_true", help="in bfloat16, as on a GPU always")
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
     stories = arguments.task == STORIES
@@ -39,7 +40,7 @@ def main() -> None:
     else:
         family = build_family(recipe)
         prompts = [Prompt(example.prefix) for example in recipe.task.examples("test", arguments.batch_size)]
-    prepare(family, device)
+    prepare(family, device, arguments.halved)
     rows: list[int] = []  # of every call of the network
     family.backbone.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     times = []
@@ -59,6 +60,7 @@ def main() -> None:
         width=recipe.model.width,
         prefix_cache=recipe.model.prefix_lm,
         batch_size=arguments.batch_size,
+        precision="bfloat16" if arguments.halved or device.type == "cuda" else "float32",
         insertions=inserted,
         rows=sum(rows),
         seconds=round(seconds, 3),

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+import insertlm
 from insertlm.cli import main
 from insertlm.config import load_recipe
+from insertlm.decoding.settings import Prompt
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,6 +42,13 @@ def test_the_demo_fills_in_a_story(capsys: pytest.CaptureFixture[str], monkeypat
     assert out.count("›") >= 10  # a line for every token
     assert "They played with the red ball until the sun went down." in " ".join(out.split())
     assert time.perf_counter() - started < 30  # seconds; about three on two idle cores
+
+
+def test_half_precision_solves_graphs_on_a_cpu_too() -> None:
+    model = insertlm.load("star-hard-mini", "cpu", halved=True)
+    examples = [*model.recipe.task.examples("test", 20)]
+    written = model.family.decode([Prompt(example.prefix) for example in examples], model.recipe.decode)
+    assert sum(a.ids == list(b.target) for a, b in zip(written, examples, strict=True)) >= 18
 
 
 def test_the_demo_solves_fresh_hard_graphs(capsys: pytest.CaptureFixture[str]) -> None:

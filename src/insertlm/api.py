@@ -230,11 +230,13 @@ class Model:
             raise InsertlmError(f"prompt {number}: {error}") from error
 
 
-def load(name_or_path: str | Path = BUNDLED, device: str | None = None) -> Model:
+def load(name_or_path: str | Path = BUNDLED, device: str | None = None, *, halved: bool = False) -> Model:
     """A bundled model by name, a run folder of `insertlm train`, a folder of `insertlm export`, or the id of one on the
     Hugging Face Hub, `"owner/name"` (if there is no folder `owner` here).
 
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
+    halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it; but what is
+    written together may then, in rare cases, differ from what is written alone.
     """
     target = choose_device(device)
     folder = _find(str(name_or_path))
@@ -244,17 +246,17 @@ def load(name_or_path: str | Path = BUNDLED, device: str | None = None) -> Model
     family = build_family(recipe)
     weights, step = _weights(folder)
     _fill(family, weights, folder)
-    return Model(prepare(family, target), recipe, folder, step)
+    return Model(prepare(family, target, halved), recipe, folder, step)
 
 
-def prepare(family: Family, device: torch.device) -> Family:
-    """A trained model made ready to write on `device`."""
+def prepare(family: Family, device: torch.device, halved: bool = False) -> Family:
+    """A trained model made ready to write on `device`. halved: in bfloat16, as on a GPU always"""
     family.eval().requires_grad_(False).to(device)
+    if halved or device.type == "cuda":
+        for linear in (module for module in family.backbone.blocks.modules() if isinstance(module, nn.Linear)):
+            linear.to(torch.bfloat16)
     if device.type == "cuda":
-        backbone = family.backbone
-        for linear in (module for module in backbone.blocks.modules() if isinstance(module, nn.Linear)):
-            linear.to(torch.bfloat16)  # in which they are used on a GPU anyway
-        backbone.compile_pieces()
+        family.backbone.compile_pieces()
     return family
 
 

@@ -235,8 +235,8 @@ def load(name_or_path: str | Path = BUNDLED, device: str | None = None, *, halve
     Hugging Face Hub, `"owner/name"` (if there is no folder `owner` here).
 
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
-    halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it; but what is
-    written together may then, in rare cases, differ from what is written alone.
+    halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it; but what
+    is written together may then, in rare cases, differ from what is written alone.
     """
     target = choose_device(device)
     folder = _find(str(name_or_path))

@@ -268,3 +268,28 @@ def alive(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def test_excerpts_are_sentences_in_a_row_beside_their_documents(tmp_path: Path) -> None:
+    stories = [f"The cat {i} sat. Then the dog {i} ran! The mat {i} was red. It was {i}." for i in range(120)]
+    plain, more = (
+        open_store([written(tmp_path, stories=stories)], TOKENIZER, Options(block=200, excerpts=share, shares=THREE))
+        for share in (0.0, 0.5)
+    )
+    lengths = set()
+    for split in plain:
+        whole, everything = read(plain[split]), read(more[split])
+        assert [text for text in everything if text in whole] == whole
+        others = [text for text in everything if text not in whole]
+        assert all(any(text in story for story in whole) for text in others)  # nothing comes from another split
+        lengths |= {
+            text.count("sat.") + text.count("ran!") + text.count("red.") + text.count("It was") for text in others
+        }
+    assert lengths == {1, 2, 3}
+    added = sum(map(len, more.values())) - sum(map(len, plain.values()))
+    assert 40 <= added <= 80
+
+
+def test_a_single_sentence_has_no_excerpt(tmp_path: Path) -> None:
+    found = open_store([written(tmp_path)], TOKENIZER, Options(block=200, excerpts=1.0))
+    assert read(found["all"]) == STORIES

@@ -13,7 +13,8 @@ Design choices:
 - It is built under another name and renamed when the disk has all of it. A lock, which the system takes back from a
   killed process, lets one process build while others wait for the same store.
 - What is no document is counted, and the first few are named. Nothing of that is fatal but having none at all.
-- Documents go to splits by a hash of their text, so that a text that occurs twice is not in two splits.
+- Documents go to splits by a hash of their text, so that a text that occurs twice is not in two splits. Excerpts go
+  where their texts go.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insertlm.corpus.detokenise import Detokeniser, detokeniser
+from insertlm.corpus.sentences import excerpt
 from insertlm.corpus.sources import Document, Kind, Separator, Source, source_of, text_of
 from insertlm.errors import InsertlmError
 from insertlm.files import sync, write_durably, writing
@@ -60,13 +62,15 @@ class Options(msgspec.Struct, frozen=True):
     """What a store depends on beside its sources and its tokenizer.
 
     separator: of documents in .txt   block: most ids of a document   longer: what to do with those that have more
-    shares: names of splits and how much of the documents goes to each
+    excerpts: of the documents, of which some sentences are another one   shares: names of splits and how much of the
+    documents goes to each
     """
 
     block: int
     separator: Separator = "line"
     detokenise: Detokeniser = "none"
     longer: Longer = "truncate"
+    excerpts: float = 0.0
     shares: tuple[tuple[str, float], ...] = (("all", 1.0),)
 
 
@@ -186,6 +190,7 @@ class Encoder:
         longer = len(found) - len(kept)
         if self.options.longer == "truncate":
             kept = [(text, ids[: self.options.block]) for text, ids in found]
+        kept += self._excerpts(list(texts.values()))
         lengths = np.array([len(ids) for _, ids in kept], np.int64)
         flat = np.fromiter(chain.from_iterable(ids for _, ids in kept), self.dtype, int(lengths.sum()))
         return _Chunk(self._splits([text for text, _ in kept]), lengths, flat, longer, bad)
@@ -201,6 +206,14 @@ class Encoder:
             except ValueError as error:
                 bad.append((line, str(error)))
         return texts, bad
+
+    def _excerpts(self, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
+        """With the text that each is from, whose split is its own too."""
+        if not self.options.excerpts:
+            return []
+        parts = {text: part for text in texts if (part := excerpt(text, self.options.excerpts))}
+        encoded = zip(parts, self.tokenizer.encode_many(list(parts.values())), strict=True)
+        return [(text, ids) for text, ids in encoded if 0 < len(ids) <= self.options.block]
 
     def _splits(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """By a hash of each text, uniform on [0, 1)."""

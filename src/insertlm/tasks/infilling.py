@@ -5,9 +5,7 @@
 - `several`: about 20 % of the words in several segments (LM1B, several segments). r as above but at least 2. The number
   of segments is uniform on 2 … 5, or to what r allows; every way to share r words among them, and every set of places
   with a word left between two segments, is equally likely.
-- `middle`: the middle sentence (TinyStories), of an even number of sentences the later of the two. A sentence ends with
-  . ! or ?, and quotes or brackets behind it, before blank space and what can begin a sentence: a capital, a digit, a
-  quote or a bracket; not behind Mr. and the like.
+- `middle`: the middle sentence (TinyStories), of an even number of sentences the later of the two.
 
 Words are what blank space sets apart, so that a set is the same for every tokenizer. Blank space around a segment
 stays. A text that is too short for its kind (single: 5 words, several: 8, middle: 3 sentences) is passed over. Which
@@ -24,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from insertlm.corpus.sentences import sentences
 from insertlm.corpus.texts import read_records
 from insertlm.errors import InsertlmError
 
@@ -32,7 +31,6 @@ __all__ = ["KINDS", "Blanked", "make_set", "read_set"]
 Range = tuple[int, int]
 _SHARE, _SEGMENTS = 0.2, 5
 _WORD = re.compile(r"\S+")
-_END = re.compile(r"""(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)[.!?]+["'”’)\]]*(?=\s+["'“‘(\[]*[A-Z0-9])""")
 
 
 class Blanked(NamedTuple):
@@ -115,11 +113,10 @@ def _several(text: str, rng: np.random.Generator) -> list[Range]:
 
 
 def _middle(text: str, _: np.random.Generator) -> list[Range]:
-    ends = [match.end() for match in _END.finditer(text)]
-    sentences = [(first, last) for first, last in pairwise([0, *ends, len(text)]) if text[first:last].strip()]
-    if len(sentences) < 3:
+    found = sentences(text)
+    if len(found) < 3:
         return []
-    first, last = sentences[len(sentences) // 2]
+    first, last = found[len(found) // 2]
     inner = text[first:last]
     return [(first + len(inner) - len(inner.lstrip()), last - len(inner) + len(inner.rstrip()))]
 

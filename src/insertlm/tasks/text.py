@@ -24,7 +24,7 @@ from insertlm.corpus.detokenise import Detokeniser
 from insertlm.corpus.sources import Separator
 from insertlm.corpus.store import Longer, Options, Store, open_store
 from insertlm.errors import InsertlmError
-from insertlm.section import Count, Section, Share
+from insertlm.section import Count, Fraction, Section, Share
 from insertlm.subwords import SubwordTokenizer, load_tokenizer
 from insertlm.tasks.base import Example, Examples, Split, exact_scores
 from insertlm.training.order import Order
@@ -64,6 +64,7 @@ class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
     vocabulary: str = msgspec.field(name="tokenizer")  # tokenizer.json, BERT's vocab.txt, their folder or a hub name
     block: Count  # most tokens of a document
     longer: Longer = "truncate"  # documents that have more: truncate, or skip
+    excerpts: Fraction = 0.0  # of the documents, of which some sentences in a row are a document of their own too
     documents: Separator = "line"  # in .txt: a document a line, or what stands between blank lines
     detokenise: Detokeniser = "none"  # lm1b: join its tokens to plain text
     sample: Count = 1000  # documents of a split that a validation, or an evaluation, looks at
@@ -106,7 +107,7 @@ class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
             own = self.train
             drawn = [other for other in ("validation", "test") if not getattr(self, other)]
             shares = (("train", 1 - len(drawn) * self.share), *((other, self.share) for other in drawn))
-        options = Options(self.block, self.documents, self.detokenise, self.longer, shares)
+        options = Options(self.block, self.documents, self.detokenise, self.longer, self.excerpts, shares)
         store = _open((own,) if isinstance(own, str) else own, self.vocabulary, options)[split]
         if not len(store):
             raise InsertlmError(f"no document for the {split} split; expected more documents or a larger task.share")

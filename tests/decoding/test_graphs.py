@@ -7,6 +7,7 @@ import torch
 
 from insertlm.api import prepare
 from insertlm.backbone.transformer import ModelConfig
+from insertlm.decoding.engine import Joinable
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.ilm import IlmConfig
 from insertlm.tokenizers import WordTokenizer
@@ -22,8 +23,8 @@ def test_graphs_and_calls_agree_while_texts_grow_and_leave() -> None:
     ilm = prepare(IlmConfig().build(model, WordTokenizer(tuple("0123456"))), torch.device("cuda"))
     settings = DecodeConfig(stop_threshold=1.0, max_steps=9)
     fast, plain = (ilm.writer(PROMPTS, settings, 40) for _ in range(2))
-    fast.graphs.load(fast.cache)  # type: ignore[attr-defined]
-    plain.graphs = None  # type: ignore[attr-defined]
+    assert isinstance(plain, Joinable)
+    plain.stay_open()
     for number in range(9):
         hidden, where = fast.hidden()  # type: ignore[attr-defined]
         expected, there = plain.hidden()  # type: ignore[attr-defined]

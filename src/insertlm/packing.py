@@ -77,10 +77,11 @@ class Packing:
 
     def __init__(self, keep: Tensor, capacity: int | None = None, counts: NDArray[np.int64] | None = None) -> None:
         self.keep = keep
-        self.where = keep.flatten().cumsum(0).view_as(keep) - 1
         self.lengths = keep.sum(1)
         ends = self.lengths.cumsum(0)
         self.starts = ends - self.lengths
+        # Row by row: one long count is compiled to blocks that wait for each other, on a shared GPU for a millisecond.
+        self.where = keep.cumsum(1) + (self.starts - 1)[:, None]
         cu = torch.cat([ends.new_zeros(1), ends])
         if capacity is None:
             counts = self.lengths.cpu().numpy() if counts is None else counts

@@ -153,5 +153,5 @@ def test_their_stream(client: httpx.Client, models: list[Model]) -> None:
 
 
 def test_a_seed_of_minus_one_is_a_random_one(client: httpx.Client) -> None:
-    body = {"input_prefix": "the ", "n_predict": 8, "seed": -1, "temperature": 1}
-    assert len({client.post("/infill", json=body).json()["content"] for _ in range(8)}) > 1
+    body = {"input_prefix": "the ", "n_predict": 8, "seed": -1, "temperature": 5}
+    assert len({client.post("/infill", json=body).json()["content"] for _ in range(40)}) > 1

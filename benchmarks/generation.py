@@ -5,7 +5,8 @@ python benchmarks/generation.py --preset paper --batch-size 512 [--prefix-lm]   
 python benchmarks/generation.py --layers 4 --width 256 --batch-size 64 --threads 2 --prefix-lm    # on a CPU
 python benchmarks/generation.py --task stories --layers 7 --width 512 --batch-size 1024     # as large as stories-mini
 
-Rows are those that went through the network: the whole text in every step, or less with a cache. A family that ends its
+Rows are those that went through the network: the whole text in every step, or less with a cache (on a GPU, where steps
+with a cache are replayed, only those before the first replay). A family that ends its
 texts otherwise than by a threshold (--family arm, mdm) may write fewer tokens.
 """
 

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from insertlm.corpus.unpacking import COMPRESSED, broken_errors, unpacked
+from insertlm.corpus.unpacking import COMPRESSED, reading, unpacked
 from insertlm.errors import InsertlmError
-from insertlm.files import reason
 
 __all__ = ["Document", "Kind", "Separator", "Source", "source_of", "text_of", "texts"]
 
@@ -146,16 +145,8 @@ class _File:
                 if document.data and not document.data.isspace():
                     yield document, raw.tell()
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise InsertlmError(f"{self.path}: no such file; expected text to learn from") from error
-        except OSError as error:
-            raise InsertlmError(f"{self.path}: cannot be read: {reason(error)}") from error
-        except broken_errors() as error:
-            raise InsertlmError(f"{self.path}: cannot be unpacked: {error}") from error
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading(self.path, "text to learn from")
 
 
 def _paragraphs(lines: Iterable[Document]) -> Iterator[Document]:

@@ -8,9 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from insertlm.corpus.unpacking import COMPRESSED, broken_errors, unpacked
+from insertlm.corpus.unpacking import COMPRESSED, reading, unpacked
 from insertlm.errors import InsertlmError
-from insertlm.files import reason
 
 __all__ = ["read_records", "read_texts", "stem"]
 
@@ -57,15 +56,9 @@ def _is_json(path: Path) -> bool:
 
 def _lines(path: Path) -> list[str]:
     """Split at line ends alone: a text may hold any other character that Unicode calls a line break."""
-    try:
-        with path.open("rb") as raw, unpacked(raw, path.suffix) as file:
-            data = file.read()
-    except FileNotFoundError as error:
-        raise InsertlmError(f"{path}: no such file; expected a file of texts, .txt or .jsonl") from error
-    except OSError as error:
-        raise InsertlmError(f"{path}: cannot be read: {reason(error)}") from error
-    except broken_errors() as error:
-        raise InsertlmError(f"{path}: cannot be unpacked: {error}") from error
+    expected = "a file of texts, .txt or .jsonl"
+    with reading(path, expected), path.open("rb") as raw, unpacked(raw, path.suffix) as file:
+        data = file.read()
     lines = []
     for number, line in enumerate(data.split(b"\n"), start=1):
         try:

@@ -6,18 +6,34 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from insertlm.errors import InsertlmError
+from insertlm.files import reason
 
-__all__ = ["COMPRESSED", "broken_errors", "unpacked"]
+__all__ = ["COMPRESSED", "reading", "unpacked"]
 
 COMPRESSED = (".gz", ".xz", ".zst")
 _CHUNK = 1 << 16
 
 
-def broken_errors() -> tuple[type[Exception], ...]:
+@contextmanager
+def reading(path: Path, expected: str) -> Iterator[None]:
+    """Whatever is wrong with the file becomes one line that names it. expected: what it should be"""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InsertlmError(f"{path}: no such file; expected {expected}") from error
+    except OSError as error:
+        raise InsertlmError(f"{path}: cannot be read: {reason(error)}") from error
+    except _broken_errors() as error:
+        raise InsertlmError(f"{path}: cannot be unpacked: {error}") from error
+
+
+def _broken_errors() -> tuple[type[Exception], ...]:
     """What unpacking raises, beside OSError, when a file is cut or is none of its kind."""
     errors = (EOFError, lzma.LZMAError, zlib.error)
     try:

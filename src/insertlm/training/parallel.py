@@ -12,6 +12,7 @@ compiled graph, and 350 MB of gradients should take less than 2 ms within a node
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ __all__ = ["ParallelStep", "ReplicatedStep"]
 _NAMES = 8  # losses of a family, at most
 
 
-class ParallelStep(TrainStep):
+class ParallelStep(TrainStep, ABC):
     """What both kinds share. `settings` are those of TrainStep."""
 
     def __init__(
@@ -86,9 +87,9 @@ class ParallelStep(TrainStep):
         (losses.total * over[0]).backward()  # type: ignore[no-untyped-call]
         self._tally[:, : len(over)] += torch.stack([torch.stack(list(values.values())) * over, over])
 
+    @abstractmethod
     def _gradients(self, over: Tensor) -> list[Tensor]:
         """Of the whole batch. over: what the loss is a mean of"""
-        raise NotImplementedError
 
 
 def _over(losses: Losses, names: Sequence[str], examples: int) -> Tensor:

@@ -205,6 +205,7 @@ CASES: list[Sizes] = [
     [(0, 5)],
     [(3, 4), (0, 1), (7, 0), (64, 65)],
     [(100, 30), (90, 12), (0, 0), (128, 1)],
+    [(200, 100), (0, 1), (128, 129)],
 ]
 
 
@@ -223,7 +224,7 @@ def attention_of(kind: str, pairs: Sizes) -> tuple[Attention, int, int]:
 @cuda
 @pytest.mark.parametrize("dim", [32, 64])
 @pytest.mark.parametrize("kind", ["full", "tail", "prefix", "causal", "causal tail"])
-@pytest.mark.parametrize("pairs", CASES, ids=["one", "four", "long"])
+@pytest.mark.parametrize("pairs", CASES, ids=["one", "four", "two tiles", "long"])
 def test_the_kernel_is_sdpa_to_the_precision_of_bfloat16(pairs: Sizes, kind: str, dim: int) -> None:
     """Same rounded inputs: bfloat16 takes the kernel, float32 takes SDPA."""
     attention, real, rows = attention_of(kind, pairs)

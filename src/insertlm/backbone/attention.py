@@ -30,6 +30,9 @@ __all__ = [
     "bidirectional_attention",
 ]
 
+_SHORT = 256  # most rows of segments that our own kernel serves better than the flash kernel
+_HEAD_DIMS = (16, 32, 64, 128)  # that it can
+
 
 class Attention(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -41,6 +44,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments, c
     """Every query row of segment s attends to every key row of segment s; if causal, for which queries and keys must be
     the same rows, to none behind itself. q: [Tq, H, D], k and v: [Tk, H, D]."""
     if _has_kernel(q):
+        if queries is keys and queries.longest <= _SHORT and q.shape[-1] in _HEAD_DIMS:
+            from insertlm.backbone.attention_kernels import short_attention
+
+            return short_attention(q, k, v, queries.cu, queries.longest, causal)
         from torch.nn.attention.varlen import varlen_attn
 
         window = (-1, 0 if causal else -1)  # how many keys to the left and to the right; -1 = all
@@ -171,9 +178,9 @@ class FewAttention:
     rows: int
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from insertlm.backbone import kernels
+        from insertlm.backbone.attention_kernels import few_queries
 
-        return kernels.few_queries(q, k, v, self.cache.layers[layer], self.cache.length, self.used, self.rows)
+        return few_queries(q, k, v, self.cache.layers[layer], self.cache.length, self.used, self.rows)
 
 
 @dataclass(frozen=True, eq=False)

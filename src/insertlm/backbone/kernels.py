@@ -5,7 +5,6 @@ Only imported where there is CUDA. What they compute is written plainly in fused
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ from torch import Tensor
 
 from insertlm.backbone.fused import ROWS
 
-__all__ = ["few_queries", "relu_backward", "rotate", "row_logsumexp", "row_shares"]
+__all__ = ["relu_backward", "rotate", "row_logsumexp", "row_shares"]
 
 _COLUMNS = 128  # of one program
-_KEYS = 64  # looked at together
-_WORDS = 2048  # likewise
+_WORDS = 2048  # looked at together
 
 
 # --- Rotation of q and k
@@ -141,76 +139,6 @@ def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 @relu_backward.register_fake
 def _(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(out), out.new_empty(out.shape[0] // ROWS, out.shape[1], dtype=torch.float32)
-
-
-# --- Attention of few queries
-
-
-@triton.jit
-def _look(q, k, v, place, inside, scale, best, total, mix):  # type: ignore[no-untyped-def]
-    """Some keys more: the largest score, the sum of weights and the weighted sum of values so far."""
-    keys = tl.load(k + place, mask=inside[:, None], other=0.0)
-    values = tl.load(v + place, mask=inside[:, None], other=0.0)
-    score = tl.where(inside[None, :], tl.dot(q, tl.trans(keys)) * scale, float("-inf"))
-    top = tl.maximum(best, tl.max(score, 1))
-    weight = tl.exp2(score - top[:, None])
-    shrink = tl.exp2(best - top)
-    mix = mix * shrink[:, None] + tl.dot(weight.to(values.dtype), values)
-    return top, total * shrink + tl.sum(weight, 1), mix
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _few_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    cached_k,
-    cached_v,
-    cached,
-    used,
-    out,
-    rows,
-    cells,
-    scale,
-    heads: tl.constexpr,
-    dim: tl.constexpr,
-    queries: tl.constexpr,
-    span: tl.constexpr,
-):
-    """One head of one text per program."""
-    text, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    query, key, d = tl.arange(0, queries), tl.arange(0, span), tl.arange(0, dim)
-    here = ((text * rows + query[:, None]) * heads + head) * dim + d[None, :]
-    x = tl.load(q + here, mask=(query < rows)[:, None], other=0.0)
-    best = tl.full([queries], float("-inf"), tl.float32)
-    total = tl.zeros([queries], tl.float32)
-    mix = tl.zeros([queries, dim], tl.float32)
-    before = tl.load(cached + text)
-    for first in range(0, before, span):
-        place = ((text * cells + first + key[:, None]) * heads + head) * dim + d[None, :]
-        best, total, mix = _look(x, cached_k, cached_v, place, first + key < before, scale, best, total, mix)
-    current = tl.load(used + text) - before
-    for first in range(0, current, span):
-        place = ((text * rows + first + key[:, None]) * heads + head) * dim + d[None, :]
-        best, total, mix = _look(x, k, v, place, first + key < current, scale, best, total, mix)
-    tl.store(out + here, mix / total[:, None], mask=(query < rows)[:, None])
-
-
-def few_queries(
-    q: Tensor, k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], cached: Tensor, used: Tensor, rows: int
-) -> Tensor:
-    """Every text's `rows` current rows attend to its cached rows and to the current ones in use.
-
-    q, k, v: [S * rows, H, D]   cache: keys and values, [S, C, H, D]   cached, used: [S] int32, how many rows of a text
-    are cached, and how many there are with the current ones in use; at least one
-    """
-    texts, cells, heads, dim = cache[0].shape
-    out = torch.empty_like(q)
-    queries = max(16, triton.next_power_of_2(rows))  # a product has sixteen rows at least
-    scale = dim**-0.5 * math.log2(math.e)
-    states = (*cache, cached, used, out)
-    _few_kernel[(texts, heads)](q, k, v, *states, rows, cells, scale, heads, dim, queries, _KEYS, num_warps=4)
-    return out
 
 
 # --- Logits

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
+from insertlm.corpus.detokenise import Detokeniser
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.rubrics import RUBRICS
 from insertlm.server.limits import Limits
@@ -311,6 +312,13 @@ def _add_data_infilling(subparsers: Any) -> None:
     )
     command.add_argument("file", type=Path, metavar="FILE", help="texts, .txt or .jsonl (.xz, .gz, .zst)")
     command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
+    command.add_argument(
+        "--detokenise",
+        type=_one_of(*get_args(Detokeniser)),
+        default="none",
+        metavar="NAME",
+        help="lm1b: join the tokens of the One Billion Word Benchmark to plain text first (default: none)",
+    )
     command.add_argument("--count", type=_count, metavar="N", help="texts (default: all that can be taken apart)")
     command.add_argument(
         "--seed", type=_seed, default=0, metavar="N", help="of the choice of texts and segments (default: 0)"

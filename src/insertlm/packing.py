@@ -80,8 +80,7 @@ class Packing:
         self.lengths = keep.sum(1)
         ends = self.lengths.cumsum(0)
         self.starts = ends - self.lengths
-        # Row by row: one long count is compiled to blocks that wait for each other, on a shared GPU for a millisecond.
-        self.where = keep.cumsum(1) + (self.starts - 1)[:, None]
+        self.where = _running_count(keep) + (self.starts - 1)[:, None]
         cu = torch.cat([ends.new_zeros(1), ends])
         if capacity is None:
             counts = self.lengths.cpu().numpy() if counts is None else counts
@@ -98,3 +97,15 @@ class Packing:
         buffer = matrix.new_full((self.total + 1,), fill)  # dropped cells all land in the extra last place
         place = torch.where(self.keep, self.where, self.total)
         return buffer.scatter(0, place.flatten(), matrix.flatten())[:-1]
+
+
+@torch.library.custom_op("insertlm::running_count", mutates_args=())
+def _running_count(keep: Tensor) -> Tensor:
+    """Along each row: [B, C] bool to int64. An operator of its own because of the compiler: one count over all cells it
+    makes blocks that wait for each other, on a shared GPU for a millisecond; on counts by row torch 2.11's fails."""
+    return keep.cumsum(1)
+
+
+@_running_count.register_fake
+def _(keep: Tensor) -> Tensor:
+    return torch.empty_like(keep, dtype=torch.int64, memory_format=torch.contiguous_format)

@@ -135,3 +135,10 @@ def test_a_line_that_is_no_example(tmp_path: Path, change: dict[str, Any]) -> No
     assert read_set(path, 1) == [Blanked(["a", "c"], ["b"], "abc")]
     with pytest.raises(InsertlmError, match=r"set.jsonl, line 2: expected pieces and removed segments that make up"):
         read_set(path)
+
+
+def test_the_billion_words_are_joined_before_they_are_taken_apart(tmp_path: Path) -> None:
+    (tmp_path / "lm1b.txt").write_text('" I don \'t know , " he said , " and you do .\n')
+    arguments = ["data", "infilling", "single", str(tmp_path / "lm1b.txt"), "--out", str(tmp_path / "set.jsonl")]
+    assert main([*arguments, "--detokenise", "lm1b"]) == 0
+    assert read_set(tmp_path / "set.jsonl")[0].text == '"I don\'t know," he said, "and you do.'

@@ -148,10 +148,10 @@ def _short_backward(
     grad, q, k, v = grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous()
     _, heads, dim = q.shape
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    tile = min(_TILE, max(_SPAN, triton.next_power_of_2(longest)))
-    sizes = (heads, dim, tile, _SPAN, causal)
+    tile, span = min(_TILE, max(_SPAN, triton.next_power_of_2(longest))), _SPAN * 32 // max(32, dim)
+    sizes = (heads, dim, tile, span, causal)
     _short_gradient_kernel[(len(cu) - 1, heads)](
-        q, k, v, cu, out, mass, grad, *gradients, _scale(dim), dim**-0.5, *sizes, num_warps=tile // 16
+        q, k, v, cu, out, mass, grad, *gradients, _scale(dim), dim**-0.5, *sizes, num_warps=4
     )
     return gradients
 

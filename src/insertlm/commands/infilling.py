@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from insertlm.blanks import decode_text, parse_blanks
+from insertlm.corpus.detokenise import detokeniser
 from insertlm.corpus.texts import read_texts
 from insertlm.files import check_writable, write_atomically
 from insertlm.tasks.infilling import make_set, read_set
@@ -60,7 +61,8 @@ def infill_set(args: Namespace) -> None:
 
 def data_infilling(args: Namespace) -> None:
     check_writable(args.out)
-    examples = make_set(read_texts(args.file, args.field), args.kind, args.count, args.seed)
+    texts = map(detokeniser(args.detokenise), read_texts(args.file, args.field))
+    examples = make_set(texts, args.kind, args.count, args.seed)
     _write_lines(args.out, [example._asdict() for example in examples])
     print(f"wrote {len(examples):,} texts with blanks to {args.out}")
 

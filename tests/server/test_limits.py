@@ -301,10 +301,11 @@ def test_the_command_serves_bundled_models_until_it_is_told_to_stop(tmp_path: Pa
             process.kill()
 
 
+@pytest.mark.parametrize("package", ["fastapi_swagger", "uvicorn"])
 def test_without_the_extra_the_command_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setitem(sys.modules, package, None)
     assert main(["serve"]) == 2
     line = "insertlm: serve needs FastAPI and uvicorn; install them: pip install 'insertlm[serve]'\n"
     assert capsys.readouterr().err == line

@@ -16,7 +16,7 @@ _GRACE = 5  # seconds more than a request may take, before a shutdown no longer 
 
 def serve(args: Namespace) -> None:
     try:
-        import fastapi  # noqa: F401
+        import fastapi_swagger  # type: ignore[import-untyped]  # noqa: F401  # it imports FastAPI
         import uvicorn
     except ImportError as error:
         raise InsertlmError("serve needs FastAPI and uvicorn; install them: pip install 'insertlm[serve]'") from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 import insertlm
@@ -25,7 +26,13 @@ from insertlm.server.shapes import ModelList, ModelShape
 __all__ = ["create_app"]
 
 _PAGE = Path(__file__).parent / "page"
-_DOCS = ("/docs", "/redoc", "/openapi.json")
+_SWAGGER = Path(str(files("fastapi_swagger"))) / "resources"
+# The page of all endpoints, by path. FastAPI has one, which loads its scripts from the internet.
+_DOCS = {
+    "/docs": _PAGE / "docs.html",
+    "/swagger/swagger-ui.css": _SWAGGER / "swagger-ui.css",
+    "/swagger/swagger-ui-bundle.js": _SWAGGER / "swagger-ui-bundle.js",
+}
 _NUMBERS: dict[str, tuple[str, str, Literal["gauge", "counter"]]] = {
     "running": ("insertlm_texts_running", "Texts under way.", "gauge"),
     "waiting": ("insertlm_texts_waiting", "Texts that wait for their turn.", "gauge"),
@@ -50,6 +57,8 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
         version=insertlm.__version__,
         description="Insertion language models: blanks of unknown length, filled in any order.",
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.shelf = shelf
     add_handlers(app)
@@ -58,11 +67,14 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
     traffic = Traffic()
     _add_models(app, shelf)
     _add_watching(app, shelf, traffic)
-    known = {"/", *app.openapi()["paths"]}
+    for path, file in _DOCS.items():
+        app.add_route(path, _giving(file))
     app.mount("/", StaticFiles(directory=_PAGE, html=True), name="page")
-    app.add_middleware(
-        Gate, limits=limits, key=key, traffic=traffic, known=known, open={"/", "/health", *_open_paths()}
-    )
+    schema, open_paths = app.openapi(), _open_paths()  # it is kept, for routes no longer change
+    if key is not None:
+        _show_key(schema, open_paths)
+    known = {"/", *schema["paths"]}
+    app.add_middleware(Gate, limits=limits, key=key, traffic=traffic, known=known, open=open_paths)
     return app
 
 
@@ -100,6 +112,22 @@ def _add_watching(app: FastAPI, shelf: Shelf, traffic: Traffic) -> None:
         return PlainTextResponse("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _open_paths() -> list[str]:
-    """What needs no key: the docs, and the page's own files."""
-    return [*_DOCS, *(f"/{path.relative_to(_PAGE).as_posix()}" for path in _PAGE.rglob("*") if path.is_file())]
+def _show_key(schema: dict[str, Any], open_paths: set[str]) -> None:
+    """In the schema, so that /docs asks for it and clients made from the schema send it."""
+    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path in schema["paths"].keys() - open_paths:
+        for operation in schema["paths"][path].values():
+            operation["security"] = [{"key": []}]
+
+
+def _giving(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    async def give(request: Request) -> Response:
+        return FileResponse(file)
+
+    return give
+
+
+def _open_paths() -> set[str]:
+    """What needs no key: the page with its files, the docs, and whether all is well."""
+    page = {f"/{path.relative_to(_PAGE).as_posix()}" for path in _PAGE.rglob("*") if path.is_file()}
+    return {"/", "/health", "/openapi.json", *_DOCS, *page}

@@ -59,14 +59,21 @@ class _Theirs(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+def _example(**fields: Any) -> ConfigDict:
+    """What /docs sends if nobody changes it."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
 # --- In
 
 
 class InfillBody(_Ours):
     """Null means: as the model's own recipe says."""
 
+    model_config = _example(text="Lily found ___. She ___ all day.", max_length=8)
+
     model: Text | None = Field(None, description="null: the first model of text")
-    text: Text = Field(description="with ___ where something is missing", examples=["Once ___ . The end"])
+    text: Text = Field(description="with ___ where something is missing")
     blanks: list[tuple[int, int]] | None = Field(None, description="ranges of characters to fill in instead of ___")
     anywhere: bool = Field(False, description="insert outside of the blanks too")
     min_length: Length | list[Length | None] | None = Field(None, description="least tokens of every blank, or of each")
@@ -83,8 +90,13 @@ class InfillBody(_Ours):
 
 
 class SolveBody(_Ours):
+    model_config = _example(
+        prompt="52>35 53>51 35>50 42>3 31>36 4>31 40>22 33>39 37>46 52>4 46>26 28>32 8>28 1>9 36>21 39>7 51>33 21>19 "
+        "6>11 13>52 52>42 50>40 3>8 52>53 22>6 26>1 52>37 : 52 32"
+    )
+
     model: Text | None = None
-    prompt: Text = Field(description="a star graph: edges, then source and goal", examples=["3>8 8>12 0>8 : 3 12"])
+    prompt: Text = Field(description="a star graph: edges, then source and goal")
     seed: Seed = 0
     stream: bool = False
 
@@ -95,6 +107,8 @@ class StreamOptions(_Theirs):
 
 class CompletionBody(_Theirs):
     """OpenAI's; what is not listed here is ignored."""
+
+    model_config = _example(prompt="Lily found ", suffix=" in the park.", max_tokens=20)
 
     model: Text | None = None
     prompt: Text | list[Text] = ""
@@ -115,6 +129,8 @@ class CompletionBody(_Theirs):
 
 class LlamaBody(_Theirs):
     """llama.cpp's; what is not listed here is ignored."""
+
+    model_config = _example(input_prefix="Lily found ", input_suffix=" in the park.", n_predict=20)
 
     model: Text | None = None
     input_prefix: Text = ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 import insertlm
@@ -27,12 +27,14 @@ __all__ = ["create_app"]
 
 _PAGE = Path(__file__).parent / "page"
 _SWAGGER = Path(str(files("fastapi_swagger"))) / "resources"
-# The page of all endpoints, by path. FastAPI has one, which loads its scripts from the internet.
-_DOCS = {
+# All files that are given away. (/docs: FastAPI has such a page, which loads its scripts from the internet.)
+_FILES = {
+    "/": _PAGE / "index.html",
     "/docs": _PAGE / "docs.html",
-    "/swagger/swagger-ui.css": _SWAGGER / "swagger-ui.css",
-    "/swagger/swagger-ui-bundle.js": _SWAGGER / "swagger-ui-bundle.js",
+    **{f"/{file.name}": file for file in _PAGE.iterdir() if file.suffix != ".html"},
+    **{f"/swagger/{name}": _SWAGGER / name for name in ("swagger-ui.css", "swagger-ui-bundle.js")},
 }
+_OPEN = {"/health", "/openapi.json", *_FILES}  # what needs no key
 _NUMBERS: dict[str, tuple[str, str, Literal["gauge", "counter"]]] = {
     "running": ("insertlm_texts_running", "Texts under way.", "gauge"),
     "waiting": ("insertlm_texts_waiting", "Texts that wait for their turn.", "gauge"),
@@ -67,14 +69,12 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
     traffic = Traffic()
     _add_models(app, shelf)
     _add_watching(app, shelf, traffic)
-    for path, file in _DOCS.items():
+    for path, file in _FILES.items():
         app.add_route(path, _giving(file))
-    app.mount("/", StaticFiles(directory=_PAGE, html=True), name="page")
-    schema, open_paths = app.openapi(), _open_paths()  # it is kept, for routes no longer change
+    schema = app.openapi()  # it is kept, for routes no longer change
     if key is not None:
-        _show_key(schema, open_paths)
-    known = {"/", *schema["paths"]}
-    app.add_middleware(Gate, limits=limits, key=key, traffic=traffic, known=known, open=open_paths)
+        _show_key(schema)
+    app.add_middleware(Gate, limits=limits, key=key, traffic=traffic, known={"/", *schema["paths"]}, open=_OPEN)
     return app
 
 
@@ -112,22 +112,18 @@ def _add_watching(app: FastAPI, shelf: Shelf, traffic: Traffic) -> None:
         return PlainTextResponse("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _show_key(schema: dict[str, Any], open_paths: set[str]) -> None:
+def _show_key(schema: dict[str, Any]) -> None:
     """In the schema, so that /docs asks for it and clients made from the schema send it."""
     schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    for path in schema["paths"].keys() - open_paths:
+    for path in schema["paths"].keys() - _OPEN:
         for operation in schema["paths"][path].values():
             operation["security"] = [{"key": []}]
 
 
 def _giving(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    folder = StaticFiles(directory=file.parent)  # it knows what a browser has already
+
     async def give(request: Request) -> Response:
-        return FileResponse(file)
+        return await folder.get_response(file.name, request.scope)
 
     return give
-
-
-def _open_paths() -> set[str]:
-    """What needs no key: the page with its files, the docs, and whether all is well."""
-    page = {f"/{path.relative_to(_PAGE).as_posix()}" for path in _PAGE.rglob("*") if path.is_file()}
-    return {"/", "/health", "/openapi.json", *_DOCS, *page}

@@ -42,7 +42,8 @@ Length = Annotated[int, Field(ge=0, le=_MOST)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Words = Annotated[list[Annotated[Text, Field(max_length=200)]], Field(default_factory=list)]
+Word = Annotated[str, Field(max_length=200)]
+Words = Annotated[list[Word], Field(default_factory=list)]
 
 Stops = Annotated[list[Text], Field(max_length=16)]
 

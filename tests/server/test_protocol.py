@@ -43,7 +43,7 @@ def test_a_head_is_all_but_the_body(client: httpx.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET", "POST", "PUT"])
-@pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/chat/completions", "/page/app.js", "/index.html.bak"])
+@pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/chat/completions", "/page/app.js", "/docs/", "/v1/infill/"])
 def test_where_nothing_is_nothing_is_found(client: httpx.Client, method: str, path: str) -> None:
     answer = client.request(method, path)
     assert answer.status_code == 404

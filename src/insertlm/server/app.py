@@ -61,6 +61,7 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # it would lead to any host that a client names
     )
     app.state.shelf = shelf
     add_handlers(app)

@@ -107,6 +107,22 @@ def test_what_cannot_be_read_is_told(client: httpx.Client, body: bytes, status: 
     assert message(answer).startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("stop", ["a"] * 17, "stop: List should have at most 16 items"),
+        ("prompt", [1, 2], "prompt.0: Input should be a valid string"),
+        ("prompt", ["a", None], "prompt.1: Input should be a valid string"),
+        ("prompt", 5, "prompt: Input should be a valid string"),
+        ("stream_options", 5, "stream_options: Input should be"),
+    ],
+)
+def test_of_several_types_the_one_meant_is_spoken_of(client: httpx.Client, field: str, value: Any, told: str) -> None:
+    answer = client.post("/v1/completions", json={field: value})
+    assert answer.status_code == 422
+    assert message(answer).startswith(told)
+
+
 def test_of_a_field_that_is_there_twice_the_last_counts(client: httpx.Client) -> None:
     answer = client.post("/v1/infill", content=b'{"text": "b ___", "text": "a ___", "max_length": 1}', headers=JSON)
     assert answer.json()["text"].startswith("a ")

@@ -68,7 +68,7 @@ def add_handlers(app: FastAPI) -> None:
 
     async def fields(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return answer(_refusal_of_fields(error.errors()[0]))
+        return answer(_refusal_of_fields(error.errors()))
 
     async def protocol(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -87,17 +87,19 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, protocol)
 
 
-def _refusal_of_fields(first: Mapping[str, Any]) -> RefusedError:
-    """Of the first thing that is wrong with a request."""
-    kind, loc = first["type"], first["loc"]
+def _refusal_of_fields(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
+    """Of the first field that is wrong. If it may be of several types: what is wrong with the one it has."""
+    same = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    worst = max(same, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
+    kind, loc = worst["type"], worst["loc"]
     if kind == "json_invalid":
         return RefusedError(
-            400, f"the body is no JSON, character {loc[-1]}: {first['ctx']['error'].removesuffix(' at')}"
+            400, f"the body is no JSON, character {loc[-1]}: {worst['ctx']['error'].removesuffix(' at')}"
         )
     if loc == ("body",):
         return invalid("expected a JSON object as the body; see /docs")
     place = _place(loc)
-    message = "unknown field; see /docs" if kind == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+    message = "unknown field; see /docs" if kind == "extra_forbidden" else worst["msg"].removeprefix("Value error, ")
     return invalid(f"{place}: {message}" if place else message, place or None)
 
 

@@ -274,6 +274,17 @@ def test_the_keyboard_is_enough(open_page: Open) -> None:
     expect(page.locator("#panel-graph .status")).to_contain_text("The path")
 
 
+@pytest.mark.parametrize(
+    ("text", "direction"), [("שלום ___ עולם", "rtl"), ("مرحبا ___", "rtl"), ("👩‍👩‍👧‍👦 a ___ 🎉", "ltr")]
+)
+def test_texts_of_all_scripts_read_in_their_direction(open_page: Open, text: str, direction: str) -> None:
+    page = open_page()
+    answer = fill_in(page, text)
+    assert shown(page) == answer["text"]
+    for place in ("#text", "#panel-text .tokens"):
+        assert page.locator(place).evaluate("element => getComputedStyle(element).direction") == direction
+
+
 def test_errors_are_shown_in_one_line(open_page: Open) -> None:
     page = open_page()
     problem = page.locator("#panel-text .problem")

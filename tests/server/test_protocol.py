@@ -7,8 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from insertlm.api import Model
+from insertlm.server.shapes import CompletionBody, InfillBody
 
 JSON = {"content-type": "application/json"}
 POSTS = ["/v1/infill", "/v1/solve", "/v1/completions", "/infill"]
@@ -121,6 +123,15 @@ def test_of_several_types_the_one_meant_is_spoken_of(client: httpx.Client, field
     answer = client.post("/v1/completions", json={field: value})
     assert answer.status_code == 422
     assert message(answer).startswith(told)
+
+
+@pytest.mark.parametrize("field", ["blanks", "min_length", "max_length", "banned", "required", "prompt", "stop"])
+def test_a_long_list_of_mistakes_is_not_read_to_its_end(field: str) -> None:
+    """A megabyte of them would take seconds and hundreds of megabytes, and all others would wait."""
+    body = CompletionBody if field in ("prompt", "stop") else InfillBody
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate({"text": "a ___", field: [{}] * 1000})
+    assert caught.value.error_count() <= 3
 
 
 def test_of_a_field_that_is_there_twice_the_last_counts(client: httpx.Client) -> None:

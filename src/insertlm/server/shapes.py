@@ -43,9 +43,12 @@ Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=200)]
-Words = Annotated[list[Word], Field(default_factory=list)]
-
-Stops = Annotated[list[Text], Field(max_length=16)]
+# Of a list, the first mistake is enough: a long one of nothing else would keep all others waiting.
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+Stops = Annotated[list[Text], Field(max_length=16, fail_fast=True)]
+Words = Annotated[list[Word], Field(default_factory=list, fail_fast=True)]
+Ranges = Annotated[list[tuple[int, int]], Field(fail_fast=True)]
+Lengths = Length | Annotated[list[Length | None], Field(fail_fast=True)] | None
 
 
 class _Ours(BaseModel):
@@ -75,10 +78,10 @@ class InfillBody(_Ours):
 
     model: Text | None = Field(None, description="null: the first model of text")
     text: Text = Field(description="with ___ where something is missing")
-    blanks: list[tuple[int, int]] | None = Field(None, description="ranges of characters to fill in instead of ___")
+    blanks: Ranges | None = Field(None, description="ranges of characters to fill in instead of ___")
     anywhere: bool = Field(False, description="insert outside of the blanks too")
-    min_length: Length | list[Length | None] | None = Field(None, description="least tokens of every blank, or of each")
-    max_length: Length | list[Length | None] | None = Field(None, description="most tokens of every blank, or of each")
+    min_length: Lengths = Field(None, description="least tokens of every blank, or of each")
+    max_length: Lengths = Field(None, description="most tokens of every blank, or of each")
     banned: Words = Field(description="words that must not be written")
     required: Words = Field(description="words that must be written")
     seed: Seed = 0
@@ -112,7 +115,7 @@ class CompletionBody(_Theirs):
     model_config = _example(prompt="Lily found ", suffix=" in the park.", max_tokens=20)
 
     model: Text | None = None
-    prompt: Text | list[Text] = ""
+    prompt: Text | Texts = ""
     suffix: Text | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     temperature: Temperature | None = None

@@ -54,7 +54,7 @@ ONLY_PARSED = {
     r".*--push ": "needs the Hub; tests/export/test_hub.py runs it against a stand-in",
     r".*--model me/stories": "needs the Hub; tests/export/test_hub.py runs it against a stand-in",
     r"insertlm evaluate (infilling|judge|nll) ": "needs a model of billions of parameters; tests/evaluation runs it",
-    r"python -m insertlm.harness ": "needs tasks from the Hub; test_harness.py runs it on tasks of its own",
+    r"(lm_eval|python -m insertlm.harness) ": "needs tasks from the Hub; test_harness.py runs it on tasks of its own",
     r"insertlm serve": "runs until it is stopped; the server has tests of its own",
     r"curl ": "asks a server that does not run here; the server has tests of its own",
     r"insertlm train recipes/stories/": "needs data sets from the Hub; tests/corpus reads local ones",

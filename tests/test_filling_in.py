@@ -359,3 +359,7 @@ def test_the_method_of_a_model(few: Family) -> None:
     for wrong in ({"samples": 0}, {"batch_size": 0}, {"seed": -1}):
         with pytest.raises(InsertlmError, match=r"^infill: expected samples >= 1, batch_size >= 1 and 0 <= seed"):
             model.infill("a ___", **cast(Any, wrong))
+    odd: list[Any] = [{"text": ["a ___"]}, {"text": None}, {"banned": "cat"}, {"required": "cat"}]
+    for wrong in odd:
+        with pytest.raises(InsertlmError, match=r"^infill: expected one text, and lists of banned and required words$"):
+            model.infill(**{"text": "a ___", **wrong})

@@ -1,315 +1,211 @@
-"""lm-evaluation-harness runs our models: its own code, on tasks of a few lines that need no connection."""
+"""`lm_eval` knows our model where it was registered, and only there; nobody else notices.
+
+An environment of its own sees the packages of this one, and the sources as an installed package.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import sysconfig
+import time
+import venv
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-import torch
-from safetensors.torch import save_file
-
-pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'insertlm[lm-eval]'")
-
-import lm_eval
-from lm_eval.tasks import TaskManager
+from harness_tasks import save_run, save_tasks
 
 import insertlm
 from insertlm import harness
-from insertlm.config import parse_recipe, to_yaml
 from insertlm.errors import InsertlmError
-from insertlm.evaluation.likelihood import Effort, log_likelihood
-from insertlm.harness import InsertlmLM
-from insertlm.subwords import train_bpe
-from insertlm.training.loop import build_family
 
-STORIES = [f"The {animal} number {i} sat on the mat." for i in range(30) for animal in ("cat", "dog")]
-TASKS = {
-    "choices": """
-task: choices
-output_type: multiple_choice
-doc_to_text: "The {{animal}} sat on"
-doc_to_choice: [" the mat.", " the cat and the dog."]
-doc_to_target: 0
-metric_list: [{metric: acc}]
-""",
-    "perplexity": """
-task: perplexity
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "The {{animal}} sat on the mat, and on the mat sat the {{animal}}."
-metric_list: [{metric: word_perplexity}]
-""",
-    "writing": """
-task: writing
-output_type: generate_until
-doc_to_text: "The {{animal}}"
-doc_to_target: " sat"
-generation_kwargs: {until: ["."], max_gen_toks: 4, do_sample: false}
-metric_list: [{metric: exact_match}]
-""",
-}
-SHARED = """
-dataset_path: json
-dataset_kwargs: {data_files: {test: FILE}}
-test_split: test
-num_fewshot: 0
-"""
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'insertlm[lm-eval]'")
+
+from insertlm.evaluation.lm_eval_model import InsertlmLM
+
+SOURCES = Path(insertlm.__file__).parents[1]
+LM_EVAL = Path(sysconfig.get_paths()["scripts"]) / "lm_eval"
+WITHOUT = {"PYTHONPATH", "PYTHONHOME"}
+KNOWN = (
+    "from lm_eval.api.registry import get_model; print(get_model('insertlm').__module__, get_model('dummy').__name__)"
+)
 
 
-class Asked(NamedTuple):
-    """What the harness hands over."""
+class Environment:
+    """A virtual environment. site: its site-packages"""
 
-    args: tuple[Any, ...]
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, symlinks=True)
+        self.folder = folder
+        self.python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+        self.site = Path(self.run("-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").stdout.strip())
 
+    def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        variables = {name: value for name, value in os.environ.items() if name not in WITHOUT}
+        return subprocess.run(
+            [str(self.python), *map(str, arguments)],
+            check=False,
+            cwd=self.folder,
+            env={**variables, "HF_HOME": str(self.folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
 
-@pytest.fixture(scope="module")
-def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Of models that are not trained, by family."""
-
-    def make(name: str = "ilm") -> Path:
-        folder = tmp_path_factory.mktemp(name)
-        train_bpe(STORIES, 290).save(folder / "tokenizer.json")
-        tree = {
-            "task": {"name": "text", "train": "a.jsonl", "tokenizer": str(folder / "tokenizer.json"), "block": 40},
-            "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 24, "max_length": 42},
-            "family": {"name": name, **({"block": 40} if name == "mdm" else {})},
-            "train": {"steps": 20},
-        }
-        recipe = parse_recipe(tree, "test")
-        noise = torch.Generator().manual_seed(0)
-        weights = {
-            key: value + 0.1 * torch.randn(value.shape, generator=noise)
-            for key, value in build_family(recipe).state_dict().items()
-        }
-        (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
-        save_file(weights, folder / "model.safetensors")
-        return folder
-
-    return make
+    def harness(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        return self.run("-m", "insertlm.harness", *arguments)
 
 
-@pytest.fixture(scope="module")
-def run(make_run: Callable[..., Path]) -> Path:
-    return make_run()
+@pytest.fixture
+def bare(tmp_path: Path) -> Environment:
+    """With nothing but our package, as pip installs it."""
+    environment = Environment(tmp_path / "env")
+    (environment.site / "insertlm").symlink_to(SOURCES / "insertlm")
+    return environment
 
 
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tasks")
-    data = folder / "data.jsonl"
-    data.write_text("".join(json.dumps({"animal": animal}) + "\n" for animal in ("cat", "dog", "mat")))
-    for name, text in TASKS.items():
-        (folder / f"{name}.yaml").write_text(text + SHARED.replace("FILE", str(data)))
-    return folder
+@pytest.fixture
+def environment(bare: Environment) -> Environment:
+    """With all packages of this one. (Their own .pth files are not read.)"""
+    paths = sysconfig.get_paths()
+    (bare.site / "packages.pth").write_text(f"{paths['purelib']}\n{paths['platlib']}\n")
+    return bare
 
 
-@pytest.fixture(autouse=True)
-def own_data_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+def evaluation(folder: Path) -> list[str]:
+    """What is behind `lm_eval`."""
+    for name in ("model", "tasks"):
+        (folder / name).mkdir()
+    model, tasks = save_run(folder / "model"), save_tasks(folder / "tasks")
+    line = f"--model insertlm --model_args pretrained={model} --tasks choices,writing --include_path {tasks}"
+    return [*line.split(), "--device", "cpu", "--output_path", "out"]
 
 
-# --- The harness itself
-
-
-def test_the_harness_evaluates_an_ilm(run: Path, tasks: Path) -> None:
-    found = lm_eval.simple_evaluate(
-        model="insertlm",
-        model_args=f"pretrained={run},orders=4,states=5",
-        tasks=list(TASKS),
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        bootstrap_iters=0,
-    )
-    results, config = found["results"], found["config"]
-    assert 0 <= results["choices"]["acc,none"] <= 1
-    assert results["perplexity"]["word_perplexity,none"] > 1
-    assert results["writing"]["exact_match,none"] == 0
-    assert config["insertlm_likelihood"] == "lower bound"
-    assert 0 < config["insertlm_bound_error_mean"] <= config["insertlm_bound_error_max"]
-    lm = InsertlmLM(str(run), orders=4, states=5)
-    [text] = (sample["arguments"][0][0] for sample in found["samples"]["perplexity"][:1])
-    expected = log_likelihood(lm.model.family, [], lm.text_tokenizer.encode(text), lm.effort)
-    [answer] = found["samples"]["perplexity"][0]["resps"][0]
-    assert answer == pytest.approx(expected.value, abs=1e-4)
-
-
-def test_the_command_works_as_a_user_runs_it(run: Path, tasks: Path, tmp_path: Path) -> None:
-    line = f"run --model insertlm --model_args pretrained={run} --tasks choices,writing --include_path {tasks}"
-    done = subprocess.run(
-        [sys.executable, "-m", "insertlm.harness", *line.split(), "--output_path", "out", "--device", "cpu"],
-        check=False,
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(Path(insertlm.__file__).parents[1]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+def check_results(done: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "|choices|" in done.stdout.replace(" ", "")
-    [file] = (tmp_path / "out").rglob("results_*.json")
+    [file] = (folder / "out").rglob("results_*.json")
     assert json.loads(file.read_text())["config"]["insertlm_likelihood"] == "lower bound"
 
 
-def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+# --- As users run it
+
+
+def test_lm_eval_runs_the_model_once_it_is_registered(environment: Environment, tmp_path: Path) -> None:
+    arguments = evaluation(tmp_path)
+    done = environment.harness("register")
+    [file] = environment.site.glob("insertlm*.pth")
+    line = f"registered: lm_eval --model insertlm works in this environment ({file})\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
+    check_results(environment.run(LM_EVAL, *arguments), environment.folder)
+    done = environment.harness("unregister")
+    assert (done.returncode, done.stdout) == (0, f"unregistered: {file} is gone\n")
+    assert "no model for this name found" in environment.run("-c", KNOWN).stderr
+    assert environment.harness("unregister").stdout == "nothing to do: it was not registered\n"
+
+
+def test_registered_or_not_the_module_runs_it_too(environment: Environment, tmp_path: Path) -> None:
+    environment.harness("register")
+    check_results(environment.harness("run", *evaluation(tmp_path)), environment.folder)
+
+
+def test_an_installed_package_and_one_under_development_are_found(environment: Environment) -> None:
+    environment.harness("register")
+    assert environment.run("-c", KNOWN).stdout == "insertlm.evaluation.lm_eval_model DummyLM\n"
+    (environment.site / "insertlm").unlink()
+    (environment.site / "__editable__.insertlm.pth").write_text(f"{SOURCES}\n")
+    assert environment.run("-c", KNOWN).stdout == "insertlm.evaluation.lm_eval_model DummyLM\n"
+
+
+# --- All others
+
+
+def test_other_programs_import_nothing_for_it(environment: Environment) -> None:
+    ask = ("-c", "import sys; print(*sorted(sys.modules))")
+    before = environment.run(*ask).stdout
+    environment.harness("register")
+    assert environment.run(*ask).stdout == before
+
+
+def test_its_line_takes_less_than_half_a_millisecond(environment: Environment) -> None:
+    environment.harness("register")
+    [file] = environment.site.glob("insertlm*.pth")
+    about, line = file.read_text(encoding="ascii").splitlines()
+    assert about.startswith("#") and line.startswith("import ")
+
+    def seconds() -> float:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "meta_path", [*sys.meta_path])
+            started = time.perf_counter()
+            exec(line)
+            return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(30)) < 5e-4
+
+
+def test_what_an_uninstalled_package_left_behind_is_silent(environment: Environment) -> None:
+    environment.harness("register")
+    (environment.site / "insertlm").unlink()
+    done = environment.run("-c", "import lm_eval.models")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (environment.site / "packages.pth").unlink()  # lm_eval too
+    done = environment.run("-c", "print('well')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "well\n", "")
+
+
+# --- Mistakes
+
+
+def test_a_model_that_is_not_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: InsertlmLM("nowhere"))
+    monkeypatch.setattr(sys, "argv", ["harness", "run"])
     assert harness.main() == 2
     assert capsys.readouterr().err.startswith("insertlm: nowhere: no model there")
 
 
-def test_the_models_of_the_harness_are_still_there() -> None:
-    from lm_eval.api.registry import get_model
-
-    assert get_model("insertlm") is InsertlmLM
-    assert get_model("dummy").__name__ == "DummyLM"
-
-
-# --- Likelihoods
-
-
-def test_a_likelihood_is_the_bound_with_its_error(run: Path) -> None:
-    lm = InsertlmLM(str(run), seed=3)
-    pairs = [("The cat sat", " on the mat."), ("", "The dog"), ("The cat ", "sat")]
-    answers = lm.loglikelihood([Asked(pair) for pair in pairs])
-    encode = lm.text_tokenizer.encode
-    for (context, continuation), (value, greedy), estimate in zip(pairs, answers, lm.estimates, strict=True):
-        given = encode(context.rstrip())
-        target = encode(context + continuation)[len(given) :]
-        assert estimate == log_likelihood(lm.model.family, given, target, Effort(seed=3))
-        assert value == estimate.value and not estimate.exact
-        assert greedy in (True, False)
-    assert lm.get_model_info()["insertlm_effort"] == Effort(seed=3)._asdict()
+def test_without_lm_eval_it_says_what_to_install(bare: Environment) -> None:
+    for command in ("register", "run"):
+        done = bare.harness(command)
+        line = "insertlm: lm_eval: No module named 'lm_eval'; expected version 0.4.13 or one like it: "
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"{line}pip install 'insertlm[lm-eval]'\n"
+    assert not [*bare.site.glob("*.pth")]
 
 
-def test_an_answer_does_not_depend_on_the_others(run: Path) -> None:
-    asked = [Asked(("The cat", " sat")), Asked(("The cat", " on the mat, all of it.")), Asked(("dog", " dog"))]
-    together = InsertlmLM(str(run)).loglikelihood(asked)
-    assert together == [InsertlmLM(str(run)).loglikelihood([each])[0] for each in asked]
-    few = InsertlmLM(str(run), batch_size="7").loglikelihood(asked)
-    assert [value for value, _ in few] == pytest.approx([value for value, _ in together], abs=1e-5)
-
-
-def test_what_the_model_would_write_is_greedy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = InsertlmLM(str(run), stop_threshold=0.0)
-    given = lm.text_tokenizer.encode("The cat")
-    assert lm._greedy([given, given], 5) == [[], []]
-    assert InsertlmLM(str(run), stop_threshold=1.0)._greedy([given], 5) == [None]
-    target = lm.text_tokenizer.encode("The cat sat on")[len(given) :]
-    monkeypatch.setattr(lm, "_greedy", lambda contexts, most: [target for _ in contexts])
-    answers = lm.loglikelihood([Asked(("The cat", " sat on")), Asked(("The cat", " sat"))])
-    assert [greedy for _, greedy in answers] == [True, False]
-
-
-def test_long_texts_are_cut_or_scored_in_pieces(run: Path) -> None:
-    lm = InsertlmLM(str(run))
-    assert lm.max_length == 40
-    text = "The cat sat on the mat. " * 12
-    ids = lm.text_tokenizer.encode(text)
-    assert len(ids) > 80
-    [whole] = lm.loglikelihood_rolling([Asked((text,))])
-    parts = [log_likelihood(lm.model.family, [], ids[k : k + 40], lm.effort).value for k in range(0, len(ids), 40)]
-    assert whole == pytest.approx(math.fsum(parts), abs=1e-9)
-    given, target = lm._pair(text, "the dog")
-    assert len(given) + len(target) == 40
-    assert [*given, *target] == lm.text_tokenizer.encode(text + "the dog")[-40:]
-    with pytest.raises(InsertlmError, match=r"a continuation has .* tokens; the model takes 40"):
-        lm.loglikelihood([Asked(("The", text))])
-
-
-def test_nothing_has_a_likelihood_too(run: Path) -> None:
-    [value] = InsertlmLM(str(run)).loglikelihood_rolling([Asked(("",))])
-    assert -100 < value < 0
-
-
-def test_an_arm_is_exact(make_run: Callable[..., Path]) -> None:
-    lm = InsertlmLM(str(make_run("arm")))
-    [(value, _)] = lm.loglikelihood([Asked(("The cat", " sat"))])
-    assert value < 0
-    assert lm.get_model_info() == {"insertlm_likelihood": "exact"}
-    assert isinstance(lm.generate_until([Asked(("The cat", {"until": ["."], "max_gen_toks": 3}))])[0], str)
-
-
-def test_an_mdm_has_a_bound_but_cannot_go_on(make_run: Callable[..., Path]) -> None:
-    lm = InsertlmLM(str(make_run("mdm")))
-    [(value, greedy)] = lm.loglikelihood([Asked(("The cat", " sat"))])
-    assert value < 0 and not greedy
-    with pytest.raises(InsertlmError, match="an mdm infills a known number of tokens"):
-        lm.generate_until([Asked(("The cat", {"until": []}))])
-
-
-def test_the_insertion_transformer_is_refused(make_run: Callable[..., Path]) -> None:
-    with pytest.raises(InsertlmError, match="likelihoods: expected a model of the family ilm, arm or mdm"):
-        InsertlmLM(str(make_run("it"))).loglikelihood([Asked(("The cat", " sat"))])
-
-
-def test_models_of_tasks_are_refused() -> None:
-    with pytest.raises(InsertlmError, match="expected a model of text"):
-        InsertlmLM("star-hard-mini")
-
-
-# --- Writing
-
-
-def test_writing_is_infilling_at_the_end(run: Path) -> None:
-    lm = InsertlmLM(str(run), temperature=1.0, stop_threshold=0.7)
-    contexts = ["The cat", "", "The dog sat "]
-    asked = {"until": [], "max_gen_toks": 6}
-    written = lm.generate_until([Asked((context, asked)) for context in contexts])
-    for number, (context, text) in enumerate(zip(contexts, written, strict=True)):
-        [expected] = lm.model.infill(f"{context}___", seed=number, temperature=1.0, stop_threshold=0.7, max_steps=6)
-        assert text == expected.fills[0]
+OLD = {"models/__init__.py": "", "api/registry.py": "MODEL_REGISTRY = {}"}
+STRANGE = {"models/__init__.py": "", "api/registry.py": "model_registry = {}"}
 
 
 @pytest.mark.parametrize(
-    ("until", "text", "kept"),
+    ("files", "message"),
     [
-        ([], "a. b\n", "a. b\n"),
-        (["."], "a. b", "a"),
-        (["\n", "."], "a. b\n", "a"),
-        ([""], "ab", "ab"),
-        (["c"], "ab", "ab"),
+        ({}, "lm_eval: No module named 'lm_eval.models'; expected version 0.4.13 or one like it"),
+        (OLD, "lm_eval: cannot import name 'model_registry' from 'lm_eval.api.registry'"),
+        (STRANGE, "lm_eval 9 cannot be told of models; expected version 0.4.13 or one like it"),
     ],
 )
-def test_texts_are_cut_at_the_first_end(until: list[str], text: str, kept: str) -> None:
-    assert harness._cut(text, until) == kept
+def test_other_versions_are_refused_before_anything_is_written(
+    bare: Environment, files: dict[str, str], message: str
+) -> None:
+    for name, text in {"__init__.py": "__version__ = 9", **files}.items():
+        (bare.site / "lm_eval" / name).parent.mkdir(parents=True, exist_ok=True)
+        (bare.site / "lm_eval" / name).write_text(text)
+    done = bare.harness("register")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"insertlm: {message}")
+    assert done.stderr.count("\n") == 1
+    assert not [*bare.site.glob("*.pth")]
 
 
-def test_long_contexts_lose_their_beginning(run: Path) -> None:
-    lm = InsertlmLM(str(run))
-    text = "The cat sat on the mat. " * 9
-    request = lm._blank(text, 10)
-    assert text.endswith(request.text)
-    assert len(lm.text_tokenizer.encode(request.text)) <= 30
-    assert isinstance(lm.generate_until([Asked((text, {"until": ["."], "max_gen_toks": 10}))])[0], str)
-
-
-@pytest.mark.parametrize(
-    ("asked", "temperature"),
-    [
-        ({}, 0.3),
-        ({"do_sample": False}, 0.0),
-        ({"do_sample": True}, 1.0),
-        ({"do_sample": True, "temperature": 0.6}, 0.6),
-    ],
-)
-def test_the_task_says_whether_to_sample(run: Path, asked: dict[str, Any], temperature: float) -> None:
-    settings, most, until = InsertlmLM(str(run), temperature=0.3)._settings({**asked, "until": "x"})
-    assert (settings.temperature, settings.max_steps, most, until) == (temperature, 256, 256, ["x"])
-
-
-def test_unknown_settings_are_refused(run: Path) -> None:
-    with pytest.raises(InsertlmError, match="generation_kwargs: unknown num_beams; expected until"):
-        InsertlmLM(str(run)).generate_until([Asked(("The", {"num_beams": 4}))])
-    with pytest.raises(InsertlmError, match="temprature: unknown key"):
-        InsertlmLM(str(run), temprature=1.0)
+def test_a_folder_that_takes_no_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "_announce", lambda: None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": str(tmp_path / "gone")})
+    with pytest.raises(
+        InsertlmError, match=r"cannot write .*: No such file .*; python -m insertlm.harness run … needs"
+    ):
+        harness.register()

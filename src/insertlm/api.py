@@ -180,6 +180,8 @@ class Model:
         True
         """
         tokenizer = self.text_tokenizer
+        if not isinstance(text, str) or isinstance(banned, str) or isinstance(required, str):
+            raise InsertlmError("infill: expected one text, and lists of banned and required words")
         if min(samples, batch_size) < 1 or not 0 <= seed < 1 << 62:
             raise InsertlmError(
                 f"infill: expected samples >= 1, batch_size >= 1 and 0 <= seed < 2^62, got {samples}, {batch_size} and "

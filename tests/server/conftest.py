@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -23,6 +25,9 @@ from insertlm.server.app import create_app
 from insertlm.server.limits import Limits
 from insertlm.training.loop import build_family
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
 RECIPE = parse_recipe(
     {
         "task": {"name": "star", "degree": 2, "min_nodes": 3, "max_nodes": 3, "min_plan": 2, "nodes": 8},
@@ -32,6 +37,9 @@ RECIPE = parse_recipe(
     },
     "test",
 )
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FAILED = "Failed to load resource"  # the browser's own note on every answer that is an error
 
 
 class Running:
@@ -110,3 +118,47 @@ def server(serve: Callable[..., Any]) -> Iterator[Running]:
 def client(server: Running) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
+
+
+# --- Pages in a real browser
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = [path for name in BROWSERS if (path := shutil.which(name))]
+    if not found:
+        pytest.skip("no Chromium here: the page is not tested (Debian: apt-get install chromium)")
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=15_000)
+    with sync_playwright() as playwright:
+        # Root, as in a container, cannot have the sandbox. Nothing but our own page is opened.
+        browser = playwright.chromium.launch(executable_path=found[0], args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, url: str) -> Iterator[Callable[..., Page]]:
+    """Opens a page of the server at `url`. In the end: nothing in the console, and no request to anywhere else."""
+    told: list[str] = []
+    contexts = []
+
+    def build(path: str = "/", *, motion: bool = False, **options: Any) -> Page:
+        context = browser.new_context(base_url=url, reduced_motion="no-preference" if motion else "reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.on("request", lambda request: told.append(request.url) if elsewhere(request.url) else None)
+        page.goto(path)
+        return page
+
+    def elsewhere(address: str) -> bool:
+        return address.startswith("http") and urlsplit(address).hostname != urlsplit(url).hostname
+
+    yield build
+    for context in contexts:
+        context.close()
+    assert [line for line in told if FAILED not in line] == []

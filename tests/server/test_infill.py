@@ -139,8 +139,8 @@ def test_numbers_for_prometheus(client: httpx.Client) -> None:
         ("/v1/infill", {"text": "no blank"}, 422, "the text has no blank; expected ___"),
         ("/v1/infill", {"text": ""}, 422, "the text is empty; expected text with ___"),
         ("/v1/infill", {}, 422, "text: Field required"),
-        ("/v1/infill", {"text": "___", "tmp": 1}, 422, "tmp: Extra inputs are not permitted"),
-        ("/v1/infill", {"text": "___", "/etc/x": 1}, 422, "Extra inputs are not permitted"),
+        ("/v1/infill", {"text": "___", "tmp": 1}, 422, "tmp: unknown field; see /docs"),
+        ("/v1/infill", {"text": "___", "/etc/x": 1}, 422, "unknown field; see /docs"),
         ("/v1/infill", {"text": "___", "seed": -1}, 422, "seed: Input should be greater than or equal to 0"),
         ("/v1/infill", {"text": "___", "top_p": 0}, 422, "top_p: Input should be greater than 0"),
         ("/v1/infill", {"text": "___", "model": "/etc"}, 404, "no such model is served here; see /v1/models"),
@@ -148,11 +148,11 @@ def test_numbers_for_prometheus(client: httpx.Client) -> None:
         ("/v1/infill", {"text": "___", "min_length": [1, 2]}, 422, "min_length: expected a number, or one for each"),
         ("/v1/infill", {"text": "___", "model": "leftward", "max_length": 3}, 422, "this family cannot keep to bounds"),
         ("/v1/infill", {"text": "___ a", "model": "leftward", "stream": True}, 422, "a prompt opens the gaps [0];"),
-        ("/v1/infill", {"text": "a\ud800 ___"}, 422, "text: Value error, expected Unicode text"),
-        ("/v1/infill", {"text": "___", "banned": ["\udfff"]}, 422, "banned.0: Value error, expected Unicode text"),
+        ("/v1/infill", {"text": "a\ud800 ___"}, 422, "text: expected Unicode text"),
+        ("/v1/infill", {"text": "___", "banned": ["\udfff"]}, 422, "banned.0: Input should be a valid string"),
         ("/v1/solve", {"prompt": "1>9 : 1 9"}, 422, "unknown node '9' at word 2; expected 0 … 7"),
         ("/v1/solve", {"prompt": "", "model": "letters"}, 422, "this is a model of the kind text; expected one of"),
-        ("/v1/nothing", {}, 405, "Method Not Allowed"),
+        ("/v1/nothing", {}, 404, "nothing is here; see /docs"),
     ],
 )
 def test_mistakes_are_told_in_one_shape(
@@ -163,10 +163,3 @@ def test_mistakes_are_told_in_one_shape(
     error = response.json()["error"]
     assert error["message"].startswith(message)
     assert {*error} == {"message", "type", "param", "code"}
-
-
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"[]", b"", b'"x"', b"nul"])
-def test_what_is_no_json_is_refused(client: httpx.Client, body: bytes) -> None:
-    response = client.post("/v1/infill", content=body, headers={"content-type": "application/json"})
-    assert response.status_code in (400, 422)
-    assert response.json()["error"]["type"] == "invalid_request_error"

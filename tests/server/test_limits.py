@@ -301,10 +301,11 @@ def test_the_command_serves_bundled_models_until_it_is_told_to_stop(tmp_path: Pa
             process.kill()
 
 
+@pytest.mark.parametrize("package", ["fastapi_swagger", "uvicorn"])
 def test_without_the_extra_the_command_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setitem(sys.modules, package, None)
     assert main(["serve"]) == 2
     line = "insertlm: serve needs FastAPI and uvicorn; install them: pip install 'insertlm[serve]'\n"
     assert capsys.readouterr().err == line
@@ -316,6 +317,8 @@ def test_without_the_extra_the_command_says_what_to_install(
         (["nowhere"], "nowhere: no model there; expected a run folder with recipe.yaml"),
         (["star-hard-mini", "star-hard-mini"], "two models have the same name; expected folders of different names"),
         (["--port", "99999"], "argument --port: expected a whole number of at most 65535, got '99999'"),
+        (["--api-key", " "], "argument --api-key: expected a key, got an empty one"),
+        (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid, port 8000: "),
         (["--max-tokens", "0"], "argument --max-tokens: expected a whole number of at least 1, got '0'"),
     ],
 )
@@ -324,3 +327,12 @@ def test_mistakes_of_the_command_are_one_line(
 ) -> None:
     assert main(["serve", *arguments, "--device", "cpu"]) == 2
     assert capsys.readouterr().err.startswith(f"insertlm: {line}")
+
+
+def test_a_port_that_is_taken_is_told_before_models_are_loaded(
+    server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insertlm.api.load", None)
+    assert main(["serve", "--port", str(server.port)]) == 2
+    line = f"cannot listen on 127.0.0.1, port {server.port}: Address already in use; see --host and --port"
+    assert capsys.readouterr().err == f"insertlm: {line}\n"

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from lettering import Letters, build, text_model
-from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
+from playwright.sync_api import Locator, Page, Route, expect
 
 import insertlm
 from insertlm.api import Model
 from insertlm.families.ilm import IlmConfig
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TEXT = "Once ___ there was a girl. She ___ home."
-FAILED = "Failed to load resource"  # the browser's own note on every answer that is an error
 
 Open = Callable[..., Page]
 
@@ -32,45 +28,6 @@ def url(serve: Callable[..., Any], models: list[Model]) -> Iterator[str]:
     broken = text_model(build(IlmConfig(), Letters), "bytes")
     with serve(models=[models[0], broken, insertlm.load("star-hard-mini")]) as running:
         yield running.url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = [path for name in BROWSERS if (path := shutil.which(name))]
-    if not found:
-        pytest.skip("no Chromium here: the page is not tested (Debian: apt-get install chromium)")
-    with sync_playwright() as playwright:
-        # Root, as in a container, cannot have the sandbox. Nothing but our own page is opened.
-        browser = playwright.chromium.launch(executable_path=found[0], args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser, url: str) -> Iterator[Open]:
-    """Opens the page. In the end: nothing in the console, and no request to anywhere else."""
-    told: list[str] = []
-    contexts = []
-
-    def build(path: str = "/", *, motion: bool = False, **options: Any) -> Page:
-        context = browser.new_context(base_url=url, reduced_motion="no-preference" if motion else "reduce", **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(15_000)
-        expect.set_options(timeout=15_000)
-        page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: told.append(str(error)))
-        page.on("request", lambda request: told.append(request.url) if elsewhere(request.url) else None)
-        page.goto(path)
-        return page
-
-    def elsewhere(address: str) -> bool:
-        return urlsplit(address).hostname != urlsplit(url).hostname
-
-    yield build
-    for context in contexts:
-        context.close()
-    assert [line for line in told if FAILED not in line] == []
 
 
 def fill_in(page: Page, text: str = TEXT) -> dict[str, Any]:
@@ -315,6 +272,17 @@ def test_the_keyboard_is_enough(open_page: Open) -> None:
     tab_to(page.get_by_role("button", name="Solve"), most=1)
     keys.press("Enter")
     expect(page.locator("#panel-graph .status")).to_contain_text("The path")
+
+
+@pytest.mark.parametrize(
+    ("text", "direction"), [("שלום ___ עולם", "rtl"), ("مرحبا ___", "rtl"), ("👩‍👩‍👧‍👦 a ___ 🎉", "ltr")]
+)
+def test_texts_of_all_scripts_read_in_their_direction(open_page: Open, text: str, direction: str) -> None:
+    page = open_page()
+    answer = fill_in(page, text)
+    assert shown(page) == answer["text"]
+    for place in ("#text", "#panel-text .tokens"):
+        assert page.locator(place).evaluate("element => getComputedStyle(element).direction") == direction
 
 
 def test_errors_are_shown_in_one_line(open_page: Open) -> None:

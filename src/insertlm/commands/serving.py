@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from argparse import Namespace
 from dataclasses import fields
 
 from insertlm.errors import InsertlmError
+from insertlm.files import reason
 from insertlm.server.limits import Limits
 
 __all__ = ["serve"]
@@ -16,15 +18,18 @@ _GRACE = 5  # seconds more than a request may take, before a shutdown no longer 
 
 def serve(args: Namespace) -> None:
     try:
-        import fastapi  # noqa: F401
+        import fastapi_swagger  # type: ignore[import-untyped]  # noqa: F401  # it imports FastAPI
         import uvicorn
     except ImportError as error:
         raise InsertlmError("serve needs FastAPI and uvicorn; install them: pip install 'insertlm[serve]'") from error
     from insertlm.api import bundled, load
     from insertlm.server.app import create_app
 
+    if args.api_key is not None and not args.api_key.strip():  # of a variable that is not set; all would be let in
+        raise InsertlmError("argument --api-key: expected a key, got an empty one")
+    _check_free(args.host, args.port)
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
-    key = args.api_key or os.environ.get("INSERTLM_API_KEY") or None
+    key = (args.api_key or os.environ.get("INSERTLM_API_KEY", "")).strip() or None
     app = create_app([load(name, args.device) for name in args.models or bundled()], limits, key)
     uvicorn.run(
         app,
@@ -34,3 +39,14 @@ def serve(args: Namespace) -> None:
         server_header=False,
         log_level="info",
     )
+
+
+def _check_free(host: str, port: int) -> None:
+    """Before the models are loaded rather than after it."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise InsertlmError(f"cannot listen on {host}, port {port}: {reason(error)}; see --host and --port") from error

@@ -11,5 +11,5 @@ metrics.py   numbers for Prometheus
 native.py    /v1/infill, /v1/solve, /v1/graphs/example
 others.py    the shapes other servers have: /v1/completions (OpenAI) and /infill (llama.cpp)
 app.py       all of this put together
-page/        the page at /
+page/        the page at /, and that at /docs
 """

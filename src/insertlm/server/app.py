@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -25,7 +26,15 @@ from insertlm.server.shapes import ModelList, ModelShape
 __all__ = ["create_app"]
 
 _PAGE = Path(__file__).parent / "page"
-_DOCS = ("/docs", "/redoc", "/openapi.json")
+_SWAGGER = Path(str(files("fastapi_swagger"))) / "resources"
+# All files that are given away. (/docs: FastAPI has such a page, which loads its scripts from the internet.)
+_FILES = {
+    "/": _PAGE / "index.html",
+    "/docs": _PAGE / "docs.html",
+    **{f"/{file.name}": file for file in _PAGE.iterdir() if file.suffix != ".html"},
+    **{f"/swagger/{name}": _SWAGGER / name for name in ("swagger-ui.css", "swagger-ui-bundle.js")},
+}
+_OPEN = {"/health", "/openapi.json", *_FILES}  # what needs no key
 _NUMBERS: dict[str, tuple[str, str, Literal["gauge", "counter"]]] = {
     "running": ("insertlm_texts_running", "Texts under way.", "gauge"),
     "waiting": ("insertlm_texts_waiting", "Texts that wait for their turn.", "gauge"),
@@ -50,6 +59,9 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
         version=insertlm.__version__,
         description="Insertion language models: blanks of unknown length, filled in any order.",
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # it would lead to any host that a client names
     )
     app.state.shelf = shelf
     add_handlers(app)
@@ -58,11 +70,12 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
     traffic = Traffic()
     _add_models(app, shelf)
     _add_watching(app, shelf, traffic)
-    known = {"/", *app.openapi()["paths"]}
-    app.mount("/", StaticFiles(directory=_PAGE, html=True), name="page")
-    app.add_middleware(
-        Gate, limits=limits, key=key, traffic=traffic, known=known, open={"/", "/health", *_open_paths()}
-    )
+    for path, file in _FILES.items():
+        app.add_route(path, _giving(file))
+    schema = app.openapi()  # it is kept, for routes no longer change
+    if key is not None:
+        _show_key(schema)
+    app.add_middleware(Gate, limits=limits, key=key, traffic=traffic, known={"/", *schema["paths"]}, open=_OPEN)
     return app
 
 
@@ -100,6 +113,18 @@ def _add_watching(app: FastAPI, shelf: Shelf, traffic: Traffic) -> None:
         return PlainTextResponse("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _open_paths() -> list[str]:
-    """What needs no key: the docs, and the page's own files."""
-    return [*_DOCS, *(f"/{path.relative_to(_PAGE).as_posix()}" for path in _PAGE.rglob("*") if path.is_file())]
+def _show_key(schema: dict[str, Any]) -> None:
+    """In the schema, so that /docs asks for it and clients made from the schema send it."""
+    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path in schema["paths"].keys() - _OPEN:
+        for operation in schema["paths"][path].values():
+            operation["security"] = [{"key": []}]
+
+
+def _giving(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    folder = StaticFiles(directory=file.parent)  # it knows what a browser has already
+
+    async def give(request: Request) -> Response:
+        return await folder.get_response(file.name, request.scope)
+
+    return give

@@ -68,18 +68,39 @@ def add_handlers(app: FastAPI) -> None:
 
     async def fields(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        place = _place(first["loc"])
-        return answer(invalid(f"{place}: {first['msg']}" if place else first["msg"], place or None))
+        return answer(_refusal_of_fields(error.errors()))
 
     async def protocol(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return answer(RefusedError(error.status_code, str(error.detail)))
+        headers = error.headers or {}
+        known = {
+            400: "the body is no JSON that can be read; expected UTF-8, not nested too deeply",
+            404: "nothing is here; see /docs",
+            405: f"expected the method {headers.get('Allow')}",
+        }
+        refusal = RefusedError(error.status_code, known.get(error.status_code, str(error.detail)))
+        return JSONResponse(shape(refusal), refusal.status, {**headers, **refusal.headers})
 
     for kind in (RefusedError, GoneError, InsertlmError, Exception):
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, fields)
     app.add_exception_handler(HTTPException, protocol)
+
+
+def _refusal_of_fields(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
+    """Of the first field that is wrong. If it may be of several types: what is wrong with the one it has."""
+    same = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    worst = max(same, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
+    kind, loc = worst["type"], worst["loc"]
+    if kind == "json_invalid":
+        return RefusedError(
+            400, f"the body is no JSON, character {loc[-1]}: {worst['ctx']['error'].removesuffix(' at')}"
+        )
+    if loc == ("body",):
+        return invalid("expected a JSON object as the body; see /docs")
+    place = _place(loc)
+    message = "unknown field; see /docs" if kind == "extra_forbidden" else worst["msg"].removeprefix("Value error, ")
+    return invalid(f"{place}: {message}" if place else message, place or None)
 
 
 def _place(parts: Sequence[Any]) -> str:

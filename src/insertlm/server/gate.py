@@ -48,6 +48,8 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # all that is answered but the body, which the server leaves out
+            scope = {**scope, "method": "GET"}
         started, status = time.perf_counter(), 499  # the client left before there was an answer
 
         async def counted(message: Message) -> None:

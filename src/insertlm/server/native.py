@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.drafts import Draft, Event, spell
 from insertlm.infilling import Infilling
 from insertlm.infilling import Request as Blanks
+from insertlm.server.errors import RefusedError
 from insertlm.server.models import Shelf, stamp
 from insertlm.server.shapes import (
     ErrorBody,
@@ -27,7 +29,7 @@ from insertlm.server.shapes import (
 from insertlm.server.tickets import EventStream, Ticket, server_sent, unless_gone
 from insertlm.tasks.star import Star, edges_of
 
-__all__ = ["ERRORS", "STREAM", "native_routes", "usage_of"]
+__all__ = ["ERRORS", "STREAM", "expect_json", "native_routes", "usage_of"]
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": about}
@@ -37,6 +39,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         404: "No such model is served.",
         408: "The request did not arrive in time.",
         413: "The request or its text is too long.",
+        415: "The body is not called JSON.",
         422: "What is asked cannot be done; the message says why.",
         429: "Too many texts are under way or waiting.",
         503: "The server is shutting down.",
@@ -50,8 +53,15 @@ STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
+async def expect_json(request: Request) -> None:
+    """Other types are those that any web page may send to any server; browsers ask before they send JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and not re.fullmatch(r"application/([\w.+-]+\+)?json", kind):
+        raise RefusedError(415, "expected the header Content-Type: application/json")
+
+
 def native_routes(shelf: Shelf) -> APIRouter:
-    router = APIRouter(tags=["insertlm"], responses={**ERRORS, **STREAM})
+    router = APIRouter(tags=["insertlm"], responses={**ERRORS, **STREAM}, dependencies=[Depends(expect_json)])
 
     @router.post("/v1/infill", response_model=InfillAnswer)
     async def infill(body: InfillBody, request: Request) -> Answer | Response:

@@ -10,14 +10,14 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from insertlm.drafts import Event
 from insertlm.infilling import Filling, Infilling
 from insertlm.infilling import Request as Blanks
 from insertlm.server.errors import invalid
 from insertlm.server.models import Served, Shelf, stamp
-from insertlm.server.native import ERRORS, STREAM, usage_of
+from insertlm.server.native import ERRORS, STREAM, expect_json, usage_of
 from insertlm.server.shapes import Choice, Completion, CompletionBody, LlamaAnswer, LlamaBody
 from insertlm.server.tickets import EventStream, Ticket, server_sent, unless_gone
 
@@ -25,7 +25,7 @@ __all__ = ["other_routes"]
 
 
 def other_routes(shelf: Shelf) -> APIRouter:
-    router = APIRouter(responses={**ERRORS, **STREAM})
+    router = APIRouter(responses={**ERRORS, **STREAM}, dependencies=[Depends(expect_json)])
 
     @router.post("/v1/completions", response_model=Completion, tags=["as OpenAI"])
     async def completions(body: CompletionBody, request: Request) -> Completion | Response:

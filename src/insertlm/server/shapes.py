@@ -42,9 +42,13 @@ Length = Annotated[int, Field(ge=0, le=_MOST)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Words = Annotated[list[Annotated[Text, Field(max_length=200)]], Field(default_factory=list)]
-
-Stops = Annotated[list[Text], Field(max_length=16)]
+Word = Annotated[str, Field(max_length=200)]
+# Of a list, the first mistake is enough: a long one of nothing else would keep all others waiting.
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+Stops = Annotated[list[Text], Field(max_length=16, fail_fast=True)]
+Words = Annotated[list[Word], Field(default_factory=list, fail_fast=True)]
+Ranges = Annotated[list[tuple[int, int]], Field(fail_fast=True)]
+Lengths = Length | Annotated[list[Length | None], Field(fail_fast=True)] | None
 
 
 class _Ours(BaseModel):
@@ -59,18 +63,25 @@ class _Theirs(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+def _example(**fields: Any) -> ConfigDict:
+    """What /docs sends if nobody changes it."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
 # --- In
 
 
 class InfillBody(_Ours):
     """Null means: as the model's own recipe says."""
 
+    model_config = _example(text="Lily found ___. She ___ all day.", max_length=8)
+
     model: Text | None = Field(None, description="null: the first model of text")
-    text: Text = Field(description="with ___ where something is missing", examples=["Once ___ . The end"])
-    blanks: list[tuple[int, int]] | None = Field(None, description="ranges of characters to fill in instead of ___")
+    text: Text = Field(description="with ___ where something is missing")
+    blanks: Ranges | None = Field(None, description="ranges of characters to fill in instead of ___")
     anywhere: bool = Field(False, description="insert outside of the blanks too")
-    min_length: Length | list[Length | None] | None = Field(None, description="least tokens of every blank, or of each")
-    max_length: Length | list[Length | None] | None = Field(None, description="most tokens of every blank, or of each")
+    min_length: Lengths = Field(None, description="least tokens of every blank, or of each")
+    max_length: Lengths = Field(None, description="most tokens of every blank, or of each")
     banned: Words = Field(description="words that must not be written")
     required: Words = Field(description="words that must be written")
     seed: Seed = 0
@@ -83,8 +94,13 @@ class InfillBody(_Ours):
 
 
 class SolveBody(_Ours):
+    model_config = _example(
+        prompt="52>35 53>51 35>50 42>3 31>36 4>31 40>22 33>39 37>46 52>4 46>26 28>32 8>28 1>9 36>21 39>7 51>33 21>19 "
+        "6>11 13>52 52>42 50>40 3>8 52>53 22>6 26>1 52>37 : 52 32"
+    )
+
     model: Text | None = None
-    prompt: Text = Field(description="a star graph: edges, then source and goal", examples=["3>8 8>12 0>8 : 3 12"])
+    prompt: Text = Field(description="a star graph: edges, then source and goal")
     seed: Seed = 0
     stream: bool = False
 
@@ -96,8 +112,10 @@ class StreamOptions(_Theirs):
 class CompletionBody(_Theirs):
     """OpenAI's; what is not listed here is ignored."""
 
+    model_config = _example(prompt="Lily found ", suffix=" in the park.", max_tokens=20)
+
     model: Text | None = None
-    prompt: Text | list[Text] = ""
+    prompt: Text | Texts = ""
     suffix: Text | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     temperature: Temperature | None = None
@@ -115,6 +133,8 @@ class CompletionBody(_Theirs):
 
 class LlamaBody(_Theirs):
     """llama.cpp's; what is not listed here is ignored."""
+
+    model_config = _example(input_prefix="Lily found ", input_suffix=" in the park.", n_predict=20)
 
     model: Text | None = None
     input_prefix: Text = ""

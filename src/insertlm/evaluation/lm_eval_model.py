@@ -1,0 +1,185 @@
+"""Models of this library for lm-evaluation-harness, which harness.py tells of this file.
+
+Design choices:
+- A likelihood is the probability that a text which begins with the context goes on with the continuation, and ends
+  there; see evaluation/likelihood.py. Of an ARM it is exact. **Of an ILM and an MDM it is a lower bound**, with a
+  standard error; the harness has no place for one beside each answer, so `config` in its results holds the mean and the
+  largest of all.
+- Writing is infilling with one blank, at the end of the context; the fill is cut at the first of the task's `until`.
+- A context that is too long loses its beginning. A text that is too long to be scored is scored in pieces, each as a
+  text of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import lm_eval.models  # noqa: F401  # before ours is registered: the harness adds its own only where there are none
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from insertlm.api import load
+from insertlm.config import change_decode
+from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.errors import InsertlmError
+from insertlm.evaluation.accuracy import generate
+from insertlm.evaluation.likelihood import Effort, Estimate, log_likelihood
+from insertlm.families.mdm import MDM
+from insertlm.infilling import Request, infill
+from insertlm.terminal import progress_bar
+
+__all__ = ["InsertlmLM"]
+
+_BATCH = 64
+# What the harness says when nobody said anything. Results are the same for any batch size.
+_NO_SIZE, _NO_DEVICE = (None, 1, "1", "auto"), "cuda:0"
+_MOST_WRITTEN = 256  # tokens, as elsewhere in the harness
+
+
+@register_model("insertlm")
+class InsertlmLM(LM):  # type: ignore[misc]
+    """pretrained: run folder, export, Hub id or bundled name   orders, states: see Effort   settings: decode keys"""
+
+    def __init__(
+        self,
+        pretrained: str,
+        device: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        orders: int = Effort().orders,
+        states: int = Effort().states,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        self.model = load(pretrained, None if device == _NO_DEVICE else device)
+        self.text_tokenizer = self.model.text_tokenizer
+        self.batch_size = _BATCH if batch_size in _NO_SIZE else int(batch_size or 0)
+        self.effort = Effort(orders, states, seed, self.batch_size)
+        self.settings = self.model.settings(**settings)
+        self.estimates: list[Estimate] = []
+        self._device = self.model.family.device
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.model.folder.name
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a text."""
+        family = self.model.family
+        return family.config.block if isinstance(family, MDM) else family.model.max_length - family.framing
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes into `config` of its results."""
+        errors = [estimate.error for estimate in self.estimates if not estimate.exact]
+        if not errors:
+            return {"insertlm_likelihood": "exact"} if self.estimates else {}
+        return {
+            "insertlm_likelihood": "lower bound",
+            "insertlm_bound_error_mean": sum(errors) / len(errors),
+            "insertlm_bound_error_max": max(errors),
+            "insertlm_effort": self.effort._asdict(),
+        }
+
+    # --- Likelihoods
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        pairs = [self._pair(*request.args) for request in requests]
+        written = self._greedy([given for given, _ in pairs], max((len(target) for _, target in pairs), default=0))
+        answers = []
+        for request, (given, target), greedy in zip(requests, pairs, written, strict=True):
+            answers.append((self._score(given, target).value, greedy == target))
+            self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        answers = []
+        for request in requests:
+            ids = self.text_tokenizer.encode(*request.args)
+            pieces = [ids[first : first + self.max_length] for first in range(0, max(1, len(ids)), self.max_length)]
+            answers.append(math.fsum(self._score([], piece).value for piece in pieces))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
+        return answers
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Ids of what is given, as many as fit, and of what is to be written. They are those of the whole text; spaces
+        at the end of the context belong to the word behind them."""
+        kept = context.rstrip()
+        ids = self.text_tokenizer.encode(context + continuation)
+        start = len(self.text_tokenizer.encode(kept))
+        given, target = ids[:start], ids[start:]
+        if len(target) > self.max_length:
+            raise InsertlmError(f"a continuation has {len(target)} tokens; the model takes {self.max_length}")
+        return given[max(0, len(ids) - self.max_length) :], target
+
+    def _score(self, given: Sequence[int], target: Sequence[int]) -> Estimate:
+        self.estimates.append(log_likelihood(self.model.family, given, target, self.effort))
+        return self.estimates[-1]
+
+    def _greedy(self, contexts: Sequence[list[int]], most: int) -> list[list[int] | None]:
+        """What the model itself would write behind each, None if it would not end; an MDM cannot go on from a text."""
+        if isinstance(self.model.family, MDM):
+            return [None] * len(contexts)
+        prompts = {tuple(given): Prompt([], 0, given, frozenset({len(given)})) for given in contexts}
+        settings = DecodeConfig(stop_threshold=self.settings.stop_threshold, max_steps=most + 1)
+        trajectories = generate(self.model.family, list(prompts.values()), settings, self.batch_size)
+        written = {
+            given: trajectory.ids[len(given) :] if trajectory.complete else None
+            for given, trajectory in zip(prompts, trajectories, strict=True)
+        }
+        return [written[tuple(given)] for given in contexts]
+
+    # --- Writing
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        groups: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            groups.setdefault(repr(request.args[1]), []).append(number)
+        answers = [""] * len(requests)
+        for numbers in groups.values():
+            asked = [requests[number] for number in numbers]
+            for number, text in zip(numbers, self._write([r.args[0] for r in asked], asked[0].args[1]), strict=True):
+                answers[number] = text
+                self.cache_hook.add_partial("generate_until", requests[number].args, text)
+        return answers
+
+    def _write(self, contexts: Sequence[str], asked: dict[str, Any]) -> list[str]:
+        """asked: the task's generation_kwargs"""
+        settings, most, until = self._settings(asked)
+        wanted = [self._blank(context, most) for context in contexts]
+        with progress_bar("writing", len(wanted)) as advance:
+            written = infill(
+                self.model.family, self.text_tokenizer, wanted, settings, self.effort.seed, self.batch_size, advance
+            )
+        return [_cut(infilling.fills[0], until) for infilling in written]
+
+    def _settings(self, asked: dict[str, Any]) -> tuple[DecodeConfig, int, list[str]]:
+        """How to decode, most tokens, and what a text is cut at."""
+        asked = dict(asked)
+        until, most = asked.pop("until", None) or [], asked.pop("max_gen_toks", _MOST_WRITTEN)
+        sampled = asked.pop("do_sample", None)
+        changes: dict[str, Any] = {key: asked.pop(key) for key in ("temperature", "top_k", "top_p") if key in asked}
+        if sampled is not None:
+            changes["temperature"] = changes.get("temperature", 1.0) if sampled else 0.0
+        if asked:
+            raise InsertlmError(
+                f"generation_kwargs: unknown {min(asked)}; expected until, max_gen_toks, do_sample, temperature, "
+                "top_k or top_p"
+            )
+        settings = change_decode(self.settings, {**changes, "max_steps": most})
+        return settings, most, [until] if isinstance(until, str) else list(until)
+
+    def _blank(self, context: str, most: int) -> Request:
+        """A text with a blank at its end, cut at its beginning if the model does not take it all."""
+        room = self.max_length - min(most, self.max_length // 2)
+        ids = self.text_tokenizer.encode(context)
+        seen = context if len(ids) <= room else self.text_tokenizer.decode(ids[-room:])
+        return Request(seen, [(len(seen), len(seen))]) if seen else Request("___")
+
+
+def _cut(text: str, until: Sequence[str]) -> str:
+    """What is before the first of these."""
+    return text[: min((place for end in until if end and (place := text.find(end)) >= 0), default=len(text))]

@@ -1,0 +1,224 @@
+"""lm-evaluation-harness runs our models: its own code, on tasks of a few lines that need no connection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from harness_tasks import TASKS, save_run, save_tasks
+
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'insertlm[lm-eval]'")
+
+import lm_eval
+from lm_eval.tasks import TaskManager
+
+from insertlm.errors import InsertlmError
+from insertlm.evaluation import lm_eval_model
+from insertlm.evaluation.likelihood import Effort, log_likelihood
+from insertlm.evaluation.lm_eval_model import InsertlmLM
+
+
+class Asked(NamedTuple):
+    """What the harness hands over."""
+
+    args: tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Of models by family."""
+
+    def make(name: str = "ilm") -> Path:
+        return save_run(tmp_path_factory.mktemp(name), name)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def run(make_run: Callable[..., Path]) -> Path:
+    return make_run()
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(autouse=True)
+def own_data_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+
+
+# --- The harness itself
+
+
+def test_the_harness_evaluates_an_ilm(run: Path, tasks: Path) -> None:
+    found = lm_eval.simple_evaluate(
+        model="insertlm",
+        model_args=f"pretrained={run},orders=4,states=5",
+        tasks=list(TASKS),
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    results, config = found["results"], found["config"]
+    assert 0 <= results["choices"]["acc,none"] <= 1
+    assert results["perplexity"]["word_perplexity,none"] > 1
+    assert results["writing"]["exact_match,none"] == 0
+    assert config["insertlm_likelihood"] == "lower bound"
+    assert 0 < config["insertlm_bound_error_mean"] <= config["insertlm_bound_error_max"]
+    lm = InsertlmLM(str(run), orders=4, states=5)
+    [text] = (sample["arguments"][0][0] for sample in found["samples"]["perplexity"][:1])
+    expected = log_likelihood(lm.model.family, [], lm.text_tokenizer.encode(text), lm.effort)
+    [answer] = found["samples"]["perplexity"][0]["resps"][0]
+    assert answer == pytest.approx(expected.value, abs=1e-4)
+
+
+def test_the_models_of_the_harness_are_still_there() -> None:
+    from lm_eval.api.registry import get_model
+
+    assert get_model("insertlm") is InsertlmLM
+    assert get_model("dummy").__name__ == "DummyLM"
+
+
+# --- Likelihoods
+
+
+def test_a_likelihood_is_the_bound_with_its_error(run: Path) -> None:
+    lm = InsertlmLM(str(run), seed=3)
+    pairs = [("The cat sat", " on the mat."), ("", "The dog"), ("The cat ", "sat")]
+    answers = lm.loglikelihood([Asked(pair) for pair in pairs])
+    encode = lm.text_tokenizer.encode
+    for (context, continuation), (value, greedy), estimate in zip(pairs, answers, lm.estimates, strict=True):
+        given = encode(context.rstrip())
+        target = encode(context + continuation)[len(given) :]
+        assert estimate == log_likelihood(lm.model.family, given, target, Effort(seed=3))
+        assert value == estimate.value and not estimate.exact
+        assert greedy in (True, False)
+    assert lm.get_model_info()["insertlm_effort"] == Effort(seed=3)._asdict()
+
+
+def test_an_answer_does_not_depend_on_the_others(run: Path) -> None:
+    asked = [Asked(("The cat", " sat")), Asked(("The cat", " on the mat, all of it.")), Asked(("dog", " dog"))]
+    together = InsertlmLM(str(run)).loglikelihood(asked)
+    assert together == [InsertlmLM(str(run)).loglikelihood([each])[0] for each in asked]
+    few = InsertlmLM(str(run), batch_size="7").loglikelihood(asked)
+    assert [value for value, _ in few] == pytest.approx([value for value, _ in together], abs=1e-5)
+
+
+def test_what_the_model_would_write_is_greedy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = InsertlmLM(str(run), stop_threshold=0.0)
+    given = lm.text_tokenizer.encode("The cat")
+    assert lm._greedy([given, given], 5) == [[], []]
+    assert InsertlmLM(str(run), stop_threshold=1.0)._greedy([given], 5) == [None]
+    target = lm.text_tokenizer.encode("The cat sat on")[len(given) :]
+    monkeypatch.setattr(lm, "_greedy", lambda contexts, most: [target for _ in contexts])
+    answers = lm.loglikelihood([Asked(("The cat", " sat on")), Asked(("The cat", " sat"))])
+    assert [greedy for _, greedy in answers] == [True, False]
+
+
+def test_long_texts_are_cut_or_scored_in_pieces(run: Path) -> None:
+    lm = InsertlmLM(str(run))
+    assert lm.max_length == 40
+    text = "The cat sat on the mat. " * 12
+    ids = lm.text_tokenizer.encode(text)
+    assert len(ids) > 80
+    [whole] = lm.loglikelihood_rolling([Asked((text,))])
+    parts = [log_likelihood(lm.model.family, [], ids[k : k + 40], lm.effort).value for k in range(0, len(ids), 40)]
+    assert whole == pytest.approx(math.fsum(parts), abs=1e-9)
+    given, target = lm._pair(text, "the dog")
+    assert len(given) + len(target) == 40
+    assert [*given, *target] == lm.text_tokenizer.encode(text + "the dog")[-40:]
+    with pytest.raises(InsertlmError, match=r"a continuation has .* tokens; the model takes 40"):
+        lm.loglikelihood([Asked(("The", text))])
+
+
+def test_nothing_has_a_likelihood_too(run: Path) -> None:
+    [value] = InsertlmLM(str(run)).loglikelihood_rolling([Asked(("",))])
+    assert -100 < value < 0
+
+
+def test_an_arm_is_exact(make_run: Callable[..., Path]) -> None:
+    lm = InsertlmLM(str(make_run("arm")))
+    [(value, _)] = lm.loglikelihood([Asked(("The cat", " sat"))])
+    assert value < 0
+    assert lm.get_model_info() == {"insertlm_likelihood": "exact"}
+    assert isinstance(lm.generate_until([Asked(("The cat", {"until": ["."], "max_gen_toks": 3}))])[0], str)
+
+
+def test_an_mdm_has_a_bound_but_cannot_go_on(make_run: Callable[..., Path]) -> None:
+    lm = InsertlmLM(str(make_run("mdm")))
+    [(value, greedy)] = lm.loglikelihood([Asked(("The cat", " sat"))])
+    assert value < 0 and not greedy
+    with pytest.raises(InsertlmError, match="an mdm infills a known number of tokens"):
+        lm.generate_until([Asked(("The cat", {"until": []}))])
+
+
+def test_the_insertion_transformer_is_refused(make_run: Callable[..., Path]) -> None:
+    with pytest.raises(InsertlmError, match="likelihoods: expected a model of the family ilm, arm or mdm"):
+        InsertlmLM(str(make_run("it"))).loglikelihood([Asked(("The cat", " sat"))])
+
+
+def test_models_of_tasks_are_refused() -> None:
+    with pytest.raises(InsertlmError, match="expected a model of text"):
+        InsertlmLM("star-hard-mini")
+
+
+# --- Writing
+
+
+def test_writing_is_infilling_at_the_end(run: Path) -> None:
+    lm = InsertlmLM(str(run), temperature=1.0, stop_threshold=0.7)
+    contexts = ["The cat", "", "The dog sat "]
+    asked = {"until": [], "max_gen_toks": 6}
+    written = lm.generate_until([Asked((context, asked)) for context in contexts])
+    for number, (context, text) in enumerate(zip(contexts, written, strict=True)):
+        [expected] = lm.model.infill(f"{context}___", seed=number, temperature=1.0, stop_threshold=0.7, max_steps=6)
+        assert text == expected.fills[0]
+
+
+@pytest.mark.parametrize(
+    ("until", "text", "kept"),
+    [
+        ([], "a. b\n", "a. b\n"),
+        (["."], "a. b", "a"),
+        (["\n", "."], "a. b\n", "a"),
+        ([""], "ab", "ab"),
+        (["c"], "ab", "ab"),
+    ],
+)
+def test_texts_are_cut_at_the_first_end(until: list[str], text: str, kept: str) -> None:
+    assert lm_eval_model._cut(text, until) == kept
+
+
+def test_long_contexts_lose_their_beginning(run: Path) -> None:
+    lm = InsertlmLM(str(run))
+    text = "The cat sat on the mat. " * 9
+    request = lm._blank(text, 10)
+    assert text.endswith(request.text)
+    assert len(lm.text_tokenizer.encode(request.text)) <= 30
+    assert isinstance(lm.generate_until([Asked((text, {"until": ["."], "max_gen_toks": 10}))])[0], str)
+
+
+@pytest.mark.parametrize(
+    ("asked", "temperature"),
+    [
+        ({}, 0.3),
+        ({"do_sample": False}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": True, "temperature": 0.6}, 0.6),
+    ],
+)
+def test_the_task_says_whether_to_sample(run: Path, asked: dict[str, Any], temperature: float) -> None:
+    settings, most, until = InsertlmLM(str(run), temperature=0.3)._settings({**asked, "until": "x"})
+    assert (settings.temperature, settings.max_steps, most, until) == (temperature, 256, 256, ["x"])
+
+
+def test_unknown_settings_are_refused(run: Path) -> None:
+    with pytest.raises(InsertlmError, match="generation_kwargs: unknown num_beams; expected until"):
+        InsertlmLM(str(run)).generate_until([Asked(("The", {"num_beams": 4}))])
+    with pytest.raises(InsertlmError, match="temprature: unknown key"):
+        InsertlmLM(str(run), temprature=1.0)

@@ -1,8 +1,8 @@
 """Insertion language models: sequences written by inserting one token at a time, anywhere.
 
-    model = insertlm.load()
-    [path] = model.generate(["3>8 8>12 0>8 8>5 : 3 12"])
-    print(model.decode(path.ids))
+    model = insertlm.load("stories-mini")
+    [filled] = model.infill("Once upon a time, there was a ___. Tom was happy and went ___.")
+    print(filled.text)
 
 `import insertlm` is fast: torch is imported when `load` or `Model` is first used.
 """

@@ -223,7 +223,7 @@ _TEXT_EVALUATIONS = (_add_evaluate_nll, _add_evaluate_infilling, _add_evaluate_j
 def _add_generate(subparsers: Any) -> None:
     command = _add(subparsers, "generate", "write sequences and show how they came about", _DECODE_NOTE)
     _add_model(command)
-    command.add_argument("--prompt", metavar="TEXT", help='what to solve, e.g. "3>8 8>12 0>8 8>5 : 3 12"')
+    command.add_argument("--prompt", metavar="TEXT", help='edges, then source and goal: "52>35 35>50 … : 52 50"')
     command.add_argument("--count", type=_count, metavar="N", help="without --prompt: fresh random graphs (default: 5)")
     command.add_argument(
         "--seed", type=_seed, default=0, metavar="N", help="of the graphs and of sampling (default: 0)"

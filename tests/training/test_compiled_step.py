@@ -1,0 +1,48 @@
+"""On a GPU the step that is trained with, compiled and captured, learns what the plain one learns, in every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from insertlm.backbone.transformer import ModelConfig
+from insertlm.config import Recipe, parse_recipe
+from insertlm.training.optim import OptimConfig
+from insertlm.training.order import Order
+from insertlm.training.step import TrainStep
+
+STEPS = 12  # the first ones of a capacity are not captured yet
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a captured step needs a CUDA device")
+
+
+def losses(recipe: Recipe, *, compiled: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = ModelConfig(layers=2, width=64, heads=2, hidden=128, dropout=0.1)
+    family = recipe.family.build(model, recipe.task.tokenizer).to("cuda").train()
+    rows = family.rows(recipe.task.examples("train", 64))
+    optim = OptimConfig(learning_rate=3e-3, warmup=2)
+    step = TrainStep(
+        family,
+        rows,
+        Order(64, 16, 1),
+        optim=optim,
+        steps=STEPS,
+        device=torch.device("cuda"),
+        compiled=compiled,
+    )
+    found = []
+    for number in range(STEPS):
+        step(number)
+        found.append(step.ledger.means(1)["loss"])
+    return found
+
+
+@pytest.mark.parametrize("family", ["ilm", "arm", "mdm", "it"])
+def test_the_compiled_step_learns_what_the_plain_one_learns(family: str) -> None:
+    keys = {"name": family, **({"block": 8} if family == "mdm" else {})}
+    tree = {"task": {"preset": "star-easy"}, "model": {"preset": "mini"}, "family": keys, "train": {"steps": STEPS}}
+    recipe = parse_recipe(tree, "test")
+    plain, compiled = losses(recipe, compiled=False), losses(recipe, compiled=True)
+    assert plain[-1] < plain[0]
+    assert compiled == pytest.approx(plain, rel=0.02)

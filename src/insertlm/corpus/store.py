@@ -44,6 +44,7 @@ __all__ = ["Encoder", "Longer", "Manifest", "Options", "Store", "cache_folder", 
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
+_ATTEMPTS = 10  # at pieces that go away meanwhile; a network's file system may not show at once what became of them
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ def open_store(
     """The splits of these sources, tokenised now if they have not been. tell: is told what a user should know."""
     found = [source_of(name, options.separator) for name in sources]
     place = cache_folder() / _key(found, tokenizer, options)
-    while not (place / _MANIFEST).is_file():
+    if not (place / _MANIFEST).is_file():
         with writing(place):
             _build(found, tokenizer, options, place, tell)
     for left in place.parent.glob(f".{place.name}*"):  # pieces that nobody needs any more
@@ -137,15 +138,18 @@ def _build(
 ) -> None:
     """Together with others: all make pieces, and who comes first joins them."""
     folder = place.with_name(f".{place.name}-{plan(sources)}")
-    try:
-        pieces = tokenise(sources, tokenizer, options, folder)
-        with locked(place.with_suffix(".lock")):
-            if not (place / _MANIFEST).is_file():
-                _Joining(sources, pieces, options).go(place, tell)
-    except FileNotFoundError:
-        if folder.is_dir():
-            raise
-        # Else another process has joined the pieces, and removed them.
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            pieces = tokenise(sources, tokenizer, options, folder)
+            with locked(place.with_suffix(".lock")):
+                if not (place / _MANIFEST).is_file():
+                    _Joining(sources, pieces, options).go(place, tell)
+            return
+        except FileNotFoundError:  # someone has joined the pieces and removed them, or has emptied the cache
+            if (place / _MANIFEST).is_file():
+                return
+            if not left:
+                raise
 
 
 class _Joining:
@@ -214,7 +218,6 @@ class _Joining:
             named=self.named,
         )
         if not sum(manifest.documents.values()):
-            shutil.rmtree(self.pieces.folder)  # more of the same would help nobody
             remarks = "; ".join(manifest.remarks(self.options))
             names = ", ".join(source.name for source in self.sources)
             raise InsertlmError(f"{names}: no usable document" + (f": {remarks}" if remarks else "; expected text"))

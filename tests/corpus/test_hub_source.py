@@ -98,7 +98,7 @@ def test_killed_and_resumed_it_is_the_same_store(name: str, cache: Path, tmp_pat
     whole = tokenised(name, tmp_path / "whole")
 
     def work() -> None:
-        slow_down(0.01)
+        slow_down(0.03)
         open_store([name], TOKENIZER, Options(block=200))
 
     assert kill_until_done(work, moment, {"call": 100, "time": 0.3}[moment]) >= 3

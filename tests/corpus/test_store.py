@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -210,3 +213,47 @@ def test_excerpts_are_sentences_in_a_row_beside_their_documents(tmp_path: Path) 
 def test_a_single_sentence_has_no_excerpt(tmp_path: Path) -> None:
     found = open_store([written(tmp_path)], TOKENIZER, Options(block=200, excerpts=1.0))
     assert read(found["all"]) == STORIES
+
+
+# --- On the way
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenising, "_PIECE", 20_000)
+    monkeypatch.setattr(tokenising, "_CHUNK", 5000)
+    monkeypatch.setattr(tokenising, "_LOOK", 0.0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")  # no processes of a process's own
+
+
+@pytest.mark.usefixtures("small")
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    peaks = list[int]()
+    for size in (5, 5, 30):  # the first one fills caches
+        path = written(tmp_path, f"{len(peaks)}.jsonl", STORIES * size)
+        tracemalloc.start()
+        open_store([path], TOKENIZER, Options(block=200))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < 1.2 * peaks[1]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_shows_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    shown = list[int]()
+
+    @contextmanager
+    def bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+        assert (name, total) == ("tokenising", Path(path).stat().st_size)
+        yield shown.append
+
+    path = written(tmp_path, stories=STORIES * 9)
+    monkeypatch.setattr("insertlm.terminal.progress_bar", bar)
+    monkeypatch.setenv("RANK", str(rank))
+    open_store([path], TOKENIZER, Options(block=200))
+    if rank:
+        assert not shown
+    else:
+        assert shown == sorted(shown)
+        assert (len(set(shown)) > 4, shown[-1]) == (True, Path(path).stat().st_size)

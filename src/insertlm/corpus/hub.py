@@ -4,8 +4,9 @@ A data set's shards are the parts of the source. Shards in their order are the d
 gives each one alone (`IterableDataset.shard`), so processes share them without overlap or loss. A piece ends with the
 row that makes it large enough.
 
-To begin at a row, the library reads its shard again up to there and throws that away. (`state_dict` does the same, and
-`skip` needs nothing but the row's number.) The rest of a shard is all that is lost by a restart.
+To begin at a row, the library reads its shard again up to there and throws that away: after a restart, shards that were
+under way are read twice, but tokenised once. (`IterableDataset.state_dict` does no better, and `skip` needs nothing but
+the number of the row.)
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class _Reader:
         for text in self._texts:
             self.lines += 1
             self.place += 1
-            size += len(text)
+            size += max(1, len(text))
             yield Document(self.lines, text)
             if size >= self._size:
                 self.over = False

@@ -80,8 +80,11 @@ class Pieces:
         path = self._path(part, number)
         content = b"".join([msgspec.json.encode(piece), b"\n", *(array.tobytes() for ids in splits for array in ids)])
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        write_durably(temporary, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-        temporary.replace(path)
+        try:
+            write_durably(temporary, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)  # after success this name no longer exists
         sync(self.folder)
 
     def read(self, part: int, number: int) -> tuple[Piece, list[Ids]]:

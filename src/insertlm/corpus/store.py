@@ -23,7 +23,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -108,8 +108,8 @@ def open_store(
     if not (place / _MANIFEST).is_file():
         with writing(place):
             _build(found, tokenizer, options, place, tell)
-    for left in place.parent.glob(f".{place.name}*"):  # pieces that nobody needs any more
-        shutil.rmtree(left, ignore_errors=True)
+    for pieces in place.parent.glob(f".{place.name}*"):  # that nobody needs any more
+        _remove(pieces)
     manifest = msgspec.json.decode((place / _MANIFEST).read_bytes(), type=Manifest)
     return {split: _mapped(place, split, manifest) for split in manifest.documents}
 
@@ -124,6 +124,12 @@ def _mapped(place: Path, split: str, manifest: Manifest) -> Store:
         return Store(np.empty(0, np.uint16), np.zeros(1, np.int64))
     tokens = np.memmap(place / f"tokens-{split}.bin", manifest.dtype, "r")
     return Store(tokens, np.memmap(place / f"offsets-{split}.bin", np.int64, "r"))
+
+
+def _remove(folder: Path) -> None:
+    """At once for those who are still at work there: they shall not take what is left for all there is."""
+    with suppress(OSError):  # another process does it, or it is not ours
+        shutil.rmtree(folder.rename(folder.with_suffix(".gone")))
 
 
 # --- Building
@@ -165,18 +171,21 @@ class _Joining:
         staging = self.pieces.folder / "store"
         shutil.rmtree(staging, ignore_errors=True)  # of a killed process; we hold the lock, so nobody writes there
         staging.mkdir()
-        with ExitStack() as stack:
-            tokens, offsets = (
-                [stack.enter_context((staging / f"{what}-{split}.bin").open("wb")) for split in self.splits]
-                for what in ("tokens", "offsets")
-            )
-            self._write(tokens, offsets)
-        manifest = self._manifest()
-        for path in staging.iterdir():
-            sync(path)
-        write_durably(staging / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
-        sync(staging)
-        staging.rename(place)
+        try:
+            with ExitStack() as stack:
+                tokens, offsets = (
+                    [stack.enter_context((staging / f"{what}-{split}.bin").open("wb")) for split in self.splits]
+                    for what in ("tokens", "offsets")
+                )
+                self._write(tokens, offsets)
+            manifest = self._manifest()
+            for path in staging.iterdir():
+                sync(path)
+            write_durably(staging / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+            sync(staging)
+            staging.rename(place)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)  # after success this name no longer exists
         sync(place.parent)
         tell(f"tokenised {sum(manifest.documents.values()):,} documents, {sum(manifest.tokens.values()):,} tokens")
         for line in manifest.remarks(self.options):

@@ -32,12 +32,13 @@ from insertlm.corpus.sources import Document, Reader, Source
 from insertlm.errors import InsertlmError
 from insertlm.subwords import SubwordTokenizer
 
-__all__ = ["Part", "plan", "tokenise"]
+__all__ = ["plan", "tokenise"]
 
 _PIECE = 1 << 25  # bytes of documents in a piece, about: no more than that is lost with a killed process
 _CHUNK = 1 << 20  # bytes of documents that are encoded at a time
 _ALONE = 4  # chunks of a corpus for which starting processes is not worth it
-_PAUSE = 0.1  # seconds between looks at what others are doing
+_PAUSE = 0.2  # seconds between looks at what others are doing, when there is nothing else to do
+_LOOK = 2.0  # and when there is, to show the progress
 
 
 def plan(sources: Sequence[Source]) -> str:
@@ -47,7 +48,7 @@ def plan(sources: Sequence[Source]) -> str:
 
 
 @dataclass
-class Part:
+class _Part:
     """One of all parts of all sources. number: in its source   done: pieces from the first on that are there
     end: their count, or more as long as the last one is not there   read: of the part, by what is done"""
 
@@ -80,20 +81,26 @@ def _progress(total: int | None) -> AbstractContextManager[Callable[[int], None]
 
 @dataclass
 class _Open:
-    """A piece that is being made: its claim, the ids that are there, and what the reader said at its end."""
+    """A piece that is being made: who has it, the ids and bad lines so far, and what the reader said at its end."""
 
     part: int
     number: int
     claim: BinaryIO
     chunks: list[Chunk] = field(default_factory=list)
+    bad: int = 0
+    named: list[tuple[int, str]] = field(default_factory=list)
     last: bool = False
     place: int = 0
     read: int = 0
     lines: int = 0
 
+    def add(self, chunk: Chunk) -> None:
+        self.bad += len(chunk.bad)
+        self.named += chunk.bad[: NAMED - len(self.named)]
+        self.chunks.append(chunk._replace(bad=[]))  # there may be millions
+
     def done(self, splits: int) -> tuple[Piece, list[Ids]]:
         found = [_of_split(self.chunks, split) for split in range(splits)]
-        bad = [what for chunk in self.chunks for what in chunk.bad]
         piece = Piece(
             last=self.last,
             place=self.place,
@@ -102,8 +109,8 @@ class _Open:
             documents=[len(ids.lengths) for ids in found],
             tokens=[len(ids.ids) for ids in found],
             longer=sum(chunk.longer for chunk in self.chunks),
-            bad=len(bad),
-            named=bad[:NAMED],
+            bad=self.bad,
+            named=self.named,
         )
         return piece, found
 
@@ -119,9 +126,10 @@ class _Work:
     """What one process does."""
 
     def __init__(self, sources: Sequence[Source], pieces: Pieces, splits: int, show: Callable[[int], None]) -> None:
-        self.parts = [Part(source, number) for source in sources for number in range(source.parts)]
+        self.parts = [_Part(source, number) for source in sources for number in range(source.parts)]
         self.pieces, self.splits, self.show = pieces, splits, show
         self.claims: set[BinaryIO] = set()
+        self.looked = 0.0
 
     def go(self, encode: Encode) -> None:
         helping = False
@@ -142,6 +150,7 @@ class _Work:
                 part.done, part.read = part.done + 1, piece.read
                 part.end = part.done if piece.last else part.end
         self.show(sum(part.read for part in self.parts))
+        self.looked = time.monotonic()
         return all(part.done == part.end for part in self.parts)
 
     def _round(self, encode: Encode, helping: bool) -> bool:
@@ -163,10 +172,11 @@ class _Work:
         if future is None:
             self.pieces.write(piece.part, piece.number, *piece.done(self.splits))
             self._give_back(piece.claim)
-            self._is_done()
+            if time.monotonic() > self.looked + _LOOK:
+                self._is_done()
             return True
         try:
-            piece.chunks.append(future.result())
+            piece.add(future.result())
         except BrokenProcessPool as error:
             name = self.parts[piece.part].source.name
             raise InsertlmError(f"{name}: a process that tokenises was killed; is there enough memory?") from error
@@ -185,7 +195,7 @@ class _Work:
             if owned:
                 self._give_back(owned)
 
-    def _read_part(self, index: int, part: Part) -> Iterator[tuple[_Open, list[Document]]]:
+    def _read_part(self, index: int, part: _Part) -> Iterator[tuple[_Open, list[Document]]]:
         """All pieces that are not there and that nobody else has."""
         number, place = max(0, part.done - 1), None  # what is before the first of them tells where it begins
         with ExitStack() as stack:
@@ -226,7 +236,7 @@ def _chunks(piece: _Open, reader: Reader) -> Iterator[tuple[_Open, list[Document
     documents, size = list[Document](), 0
     for document in reader.documents():
         documents.append(document)
-        size += len(document.data)
+        size += max(1, len(document.data))  # memory is bounded by empty rows, too
         if size >= _CHUNK:
             yield piece, documents
             documents, size = [], 0

@@ -14,6 +14,7 @@ import pytest
 from killing import Moment, child, kill_until_done, slow_down, stored
 
 from insertlm.corpus import hub, tokenising
+from insertlm.corpus.pieces import Pieces
 from insertlm.corpus.sources import Document, documents, source_of
 from insertlm.corpus.store import Manifest, Options, open_store
 from insertlm.errors import InsertlmError
@@ -104,6 +105,33 @@ def test_killed_and_resumed_it_is_the_same_store(name: str, cache: Path, tmp_pat
     assert kill_until_done(work, moment, {"call": 100, "time": 0.3}[moment]) >= 3
     assert stored(cache) == whole
     assert not list(cache.glob(".*"))
+
+
+def test_several_at_once_share_shards_and_what_is_in_them(name: str, cache: Path, tmp_path: Path) -> None:
+    """There are more processes than shards."""
+    whole = tokenised(name, tmp_path / "whole")
+    made = tmp_path / "made"
+
+    def work() -> None:
+        slow_down(0.02)
+        plain = Pieces.write
+
+        def write(self: Pieces, part: int, number: int, *what: Any) -> None:
+            plain(self, part, number, *what)
+            with made.open("a") as file:
+                file.write(f"{os.getpid()} {part}-{number}\n")
+
+        Pieces.write = write  # type: ignore[assignment, method-assign]
+        open_store([name], TOKENIZER, Options(block=200))
+
+    together = [child(work) for _ in range(4)]
+    for process in together:
+        process.join(60)
+    assert [process.exitcode for process in together] == [0] * 4
+    assert stored(cache) == whole
+    shared = [line.split() for line in made.read_text().splitlines()]
+    assert len({pid for pid, _ in shared}) > 1
+    assert len({piece for _, piece in shared}) == len(shared) > 9  # none is made twice
 
 
 def test_a_lost_connection_is_one_line_and_then_it_goes_on(

@@ -6,8 +6,8 @@ A piece is one file. It appears, whole, when the disk has all of it; after a kil
     a line of JSON, see `Piece`
     for each split the lengths of its documents, int64, and their ids, end to end
 
-A process that makes a piece holds a lock on it, which the system takes back from a killed one. Locks only keep
-processes from doing the same work: if a file system should give one to two of them, both write the same bytes.
+A process that makes a piece holds a lock on it, which the system takes back from a killed one. Should a piece be made
+twice, because a network's file system shows late what another node has done, it is replaced by the same bytes.
 """
 
 from __future__ import annotations

@@ -128,8 +128,9 @@ def _mapped(place: Path, split: str, manifest: Manifest) -> Store:
 
 def _remove(folder: Path) -> None:
     """At once for those who are still at work there: they shall not take what is left for all there is."""
-    with suppress(OSError):  # another process does it, or it is not ours
-        shutil.rmtree(folder.rename(folder.with_suffix(".gone")))
+    with suppress(OSError):  # another process does the same, or it is not ours
+        folder = folder.rename(folder.with_suffix(".gone"))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- Building

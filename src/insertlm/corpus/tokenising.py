@@ -34,7 +34,7 @@ from insertlm.subwords import SubwordTokenizer
 
 __all__ = ["plan", "tokenise"]
 
-_PIECE = 1 << 25  # bytes of documents in a piece, about: no more than that is lost with a killed process
+_PIECE = 1 << 24  # bytes of documents in a piece, about: no more than that is lost with a killed process
 _CHUNK = 1 << 20  # bytes of documents that are encoded at a time
 _ALONE = 4  # chunks of a corpus for which starting processes is not worth it
 _PAUSE = 0.2  # seconds between looks at what others are doing, when there is nothing else to do

@@ -20,7 +20,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core
 import torch
 from common import report
 
-from insertlm.corpus.sources import source_of, texts
+from insertlm.corpus.sources import documents, source_of, texts
 from insertlm.corpus.store import Encoder, Options
 from insertlm.subwords import SubwordTokenizer, load_tokenizer, train_bpe
 
@@ -37,13 +37,13 @@ def main() -> None:
     tokenizer = (
         load_tokenizer(arguments.tokenizer) if arguments.tokenizer else train_bpe(texts([source]), arguments.size)
     )
-    documents = [document for document, _ in islice(source.documents(), arguments.documents)]
-    size = sum(len(document.data) for document in documents)
+    chosen = list(islice(documents(source), arguments.documents))
+    size = sum(len(document.data) for document in chosen)
     speeds, tokens = [], 0
     for _ in range(arguments.repetitions):
         encode = Encoder(SubwordTokenizer.from_json(tokenizer.json), Options(block=1 << 20))  # that knows no word yet
         started = time.process_time()
-        tokens = len(encode(documents, source.kind).ids)
+        tokens = len(encode(chosen, source.kind).ids)
         speeds.append(size / 1e6 / (time.process_time() - started))
     report(
         "tokenising speed, one core",

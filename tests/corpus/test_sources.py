@@ -13,7 +13,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insertlm.corpus.sources import Document, Separator, source_of, text_of, texts
+from insertlm.corpus import sources
+from insertlm.corpus.sources import Document, Separator, Source, source_of, text_of, texts
 from insertlm.errors import InsertlmError
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -25,7 +26,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def documents(path: Path, separator: Separator = "line") -> list[Document]:
-    return [document for document, _ in source_of(str(path), separator).documents()]
+    return list(sources.documents(source_of(str(path), separator)))
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
@@ -129,35 +130,60 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | N
     assert name in str(caught.value)
 
 
-# --- The hub
+# --- Pieces
 
 
-def test_a_data_set_of_the_hub_s_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder is the data set that needs no connection; the code is the same."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "train.jsonl").write_text('{"text": "one"}\n{"text": "two é"}\n')
-    source = source_of(f"hub:{data}:train")
-    assert [(document.data.decode(), done) for document, done in source.documents()] == [("one", 1), ("two é", 2)]
-    assert source.size is None
-    with pytest.raises(InsertlmError, match="cannot be read from the hub"):
-        list(source_of(f"hub:{data}:validation").documents())
+def pieces(source: Source, size: int) -> list[list[Document]]:
+    """Read one after the other."""
+    found = list[list[Document]]()
+    with source.opened(0, size) as reader:
+        over = False
+        while not over:
+            assert reader.go(len(found))
+            found.append(list(reader.documents()))
+            over = reader.over
+        assert not reader.go(len(found))
+    return found
 
 
-def test_a_revision_of_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, dict[str, object]]] = []
-
-    def load(name: str, **how: object) -> list[dict[str, object]]:
-        asked.append((name, how))
-        return [{"text": "one"}, {"text": None}]
-
-    monkeypatch.setattr("datasets.load_dataset", load)
-    found = [document.data for document, _ in source_of("hub:owner/set@refs/x:test").documents()]
-    assert asked == [("owner/set", {"split": "test", "streaming": True, "revision": "refs/x"})]
-    assert found == [b"one", b""]
+LINES = st.lists(st.sampled_from([b"", b" ", b"a", b"bb ", b"a long line of many words", b"x" * 70]), max_size=30)
 
 
-def test_a_name_without_a_split_is_refused() -> None:
-    with pytest.raises(InsertlmError, match="expected hub:NAME:SPLIT"):
-        source_of("hub:roneneldan/TinyStories")
+@given(LINES, st.integers(1, 60), st.sampled_from(["line", "blank"]), st.sampled_from(sorted(PACKERS)), st.booleans())
+@settings(max_examples=60)
+def test_pieces_are_the_whole_however_they_are_reached(
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[bytes],
+    size: int,
+    separator: Separator,
+    suffix: str,
+    end: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("pieces") / f"a.txt{suffix}"
+    path.write_bytes(PACKERS[suffix](b"\n".join(lines) + b"\n" * end))
+    source = source_of(str(path), separator)
+    found = pieces(source, size)
+    assert [document.data for piece in found for document in piece] == [
+        each.data for each in documents(path, separator)
+    ]
+    for stride in (2, 3):
+        with source.opened(0, size) as reader:
+            for number in range(stride - 1, len(found), stride):
+                assert reader.go(number)
+                assert list(reader.documents()) == found[number]
+                assert reader.over == (number == len(found) - 1)
+    with source.opened(0, size) as reader:
+        assert not reader.go(len(found) + 2)
+
+
+def test_lines_of_pieces_add_up(tmp_path: Path) -> None:
+    """So that a bad line can be named by its number in the file."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"".join(b"%d\n" % number + b"\n" * (number % 3) for number in range(1, 200)))
+    whole, before, numbers = documents(path), 0, []
+    with source_of(str(path)).opened(0, 100) as reader:
+        while not reader.over:
+            numbers += [before + document.line for document in reader.documents()]
+            before += reader.lines
+    assert numbers == [document.line for document in whole]
+    assert before == len(path.read_bytes().splitlines())

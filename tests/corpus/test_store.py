@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from insertlm.corpus import encoding, tokenising
 from insertlm.corpus import store as module
 from insertlm.corpus.store import Manifest, Options, Store, cache_folder, open_store
 from insertlm.errors import InsertlmError
@@ -66,9 +65,10 @@ def test_processes_make_the_same_store_as_one_alone(tmp_path: Path, monkeypatch:
     path = written(tmp_path)
     alone = open_store([path], TOKENIZER, Options(block=200, shares=THREE))
     monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(module, "_CHUNK", 1000)
-    monkeypatch.setattr(module, "_ALONE", 0)
-    monkeypatch.setattr(module, "_processes", lambda: 2)
+    monkeypatch.setattr(tokenising, "_CHUNK", 1000)
+    monkeypatch.setattr(tokenising, "_PIECE", 5000)
+    for each in (tokenising, encoding):
+        monkeypatch.setattr(each, "process_count", lambda: 2)
     together = open_store([path], TOKENIZER, Options(block=200, shares=THREE))
     for split in ("train", "validation", "test"):
         assert np.array_equal(alone[split].tokens, together[split].tokens)
@@ -112,7 +112,7 @@ def test_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     lines: list[str] = []
     first = open_store([path], TOKENIZER, Options(block=200), lines.append)
     assert lines == [f"tokenised 300 documents, {len(first['all'].tokens):,} tokens"]
-    monkeypatch.setattr(module, "_Building", None)
+    monkeypatch.setattr(module, "tokenise", None)
     assert len(open_store([path], TOKENIZER, Options(block=200), lines.append)["all"]) == 300
     assert len(lines) == 1
 
@@ -176,10 +176,11 @@ def test_a_text_without_a_token_is_a_bad_line(tmp_path: Path, cache: Path) -> No
 def test_a_corpus_without_a_document_is_refused(tmp_path: Path, cache: Path, content: bytes, line: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
-    with pytest.raises(InsertlmError) as caught:
-        open_store([str(path)], TOKENIZER, Options(block=9))
-    assert line in str(caught.value)
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    for _ in range(2):
+        with pytest.raises(InsertlmError) as caught:
+            open_store([str(path)], TOKENIZER, Options(block=9))
+        assert line in str(caught.value)
+        assert not list(cache.glob("*/manifest.json"))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,87 +188,6 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(InsertlmError, match="cannot write"):
         open_store([written(tmp_path)], TOKENIZER, Options(block=9))
-
-
-# --- Several processes, and killed ones
-
-_SCRIPT = """
-import sys, time
-from insertlm.corpus import store
-from insertlm.subwords import SubwordTokenizer
-path, tokenizer, slow, processes = sys.argv[1:]
-store._CHUNK = 500
-store._ALONE = 0
-store._processes = lambda: int(processes)
-plain = store.Encoder.__call__
-def call(self, *what):
-    time.sleep(float(slow))
-    print("chunk", flush=True)
-    return plain(self, *what)
-store.Encoder.__call__ = call
-if processes != "1":
-    plain_result = store._ready
-    def ready(*what):
-        import multiprocessing
-        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-        time.sleep(float(slow))
-        return plain_result(*what)
-    store._ready = ready
-if __name__ == "__main__":
-    found = store.open_store([path], SubwordTokenizer.from_json(open(tokenizer).read()), store.Options(block=200))
-    print(len(found["all"]))
-"""
-
-
-def start(tmp_path: Path, slow: float, processes: int = 1) -> subprocess.Popen[str]:
-    TOKENIZER.save(tmp_path / "tokenizer.json")
-    arguments = [str(tmp_path / "a.jsonl"), str(tmp_path / "tokenizer.json"), str(slow), str(processes)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", _SCRIPT, *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def test_several_processes_at_once_build_one_store(tmp_path: Path, cache: Path) -> None:
-    written(tmp_path)
-    outputs = [process.communicate(timeout=60)[0] for process in [start(tmp_path, 0.01) for _ in range(3)]]
-    assert [output.split()[-1] for output in outputs] == ["300"] * 3
-    assert sorted("chunk" in output for output in outputs) == [False, False, True]
-    assert len(list(cache.glob("*/manifest.json"))) == 1
-
-
-def test_a_killed_process_leaves_nothing_in_the_way(tmp_path: Path, cache: Path) -> None:
-    path = written(tmp_path)
-    process = start(tmp_path, 0.2)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "chunk\n"
-    time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not list(cache.glob("*/manifest.json"))
-    assert list(cache.glob(".*.writing"))
-    assert read(open_store([path], TOKENIZER, Options(block=200))["all"]) == STORIES
-    assert not list(cache.glob(".*.writing"))
-
-
-def test_the_processes_of_a_killed_one_end_too(tmp_path: Path) -> None:
-    written(tmp_path)
-    process = start(tmp_path, 9.0, processes=2)
-    assert process.stdout is not None
-    workers = [int(pid) for pid in process.stdout.readline().split()]
-    assert workers
-    process.kill()
-    process.wait()
-    patience = time.monotonic() + 20
-    while any(map(alive, workers)):
-        assert time.monotonic() < patience, "processes are left behind"
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def test_excerpts_are_sentences_in_a_row_beside_their_documents(tmp_path: Path) -> None:
@@ -293,3 +213,47 @@ def test_excerpts_are_sentences_in_a_row_beside_their_documents(tmp_path: Path) 
 def test_a_single_sentence_has_no_excerpt(tmp_path: Path) -> None:
     found = open_store([written(tmp_path)], TOKENIZER, Options(block=200, excerpts=1.0))
     assert read(found["all"]) == STORIES
+
+
+# --- On the way
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenising, "_PIECE", 20_000)
+    monkeypatch.setattr(tokenising, "_CHUNK", 5000)
+    monkeypatch.setattr(tokenising, "_LOOK", 0.0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")  # no processes of a process's own
+
+
+@pytest.mark.usefixtures("small")
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    peaks = list[int]()
+    for size in (5, 5, 30):  # the first one fills caches
+        path = written(tmp_path, f"{len(peaks)}.jsonl", STORIES * size)
+        tracemalloc.start()
+        open_store([path], TOKENIZER, Options(block=200))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < 1.2 * peaks[1]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_shows_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    shown = list[int]()
+
+    @contextmanager
+    def bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+        assert (name, total) == ("tokenising", Path(path).stat().st_size)
+        yield shown.append
+
+    path = written(tmp_path, stories=STORIES * 9)
+    monkeypatch.setattr("insertlm.terminal.progress_bar", bar)
+    monkeypatch.setenv("RANK", str(rank))
+    open_store([path], TOKENIZER, Options(block=200))
+    if rank:
+        assert not shown
+    else:
+        assert shown == sorted(shown)
+        assert (len(set(shown)) > 4, shown[-1]) == (True, Path(path).stat().st_size)

@@ -6,37 +6,67 @@ process as it reads, the second, which costs more, by as many as there are.
     stories.txt   a document a line, or with `documents: blank` what stands between blank lines
     stories.jsonl {"text": …} a line
     either of them with .gz, .xz or .zst behind
-    hub:NAME:SPLIT, hub:NAME@REVISION:SPLIT   the `text` column, streamed (NAME may be a folder, too)
+    hub:NAME:SPLIT, hub:NAME@REVISION:SPLIT   the `text` column, streamed (NAME may be a folder, too), see hub.py
+
+A source has parts, a file one and a data set as many as it has shards, and a part is cut into pieces. Where depends on
+the content alone, so that any process can take any piece, now or after a restart. A piece of a file begins with the
+first line that begins at a multiple of the size, or behind it, in the file as it is unpacked. A plain file is opened
+right there; a compressed one has to be unpacked up to there, which takes far less time than tokenising.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import BinaryIO, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from insertlm.corpus.unpacking import COMPRESSED, reading, unpacked
 from insertlm.errors import InsertlmError
 
-__all__ = ["Document", "Kind", "Separator", "Source", "source_of", "text_of", "texts"]
+__all__ = ["Document", "Kind", "Reader", "Separator", "Source", "documents", "source_of", "text_of", "texts"]
 
 Separator = Literal["line", "blank"]
 Kind = Literal["txt", "jsonl"]
 
 _KINDS: dict[str, Kind] = {".txt": "txt", ".jsonl": "jsonl"}
 _SAMPLE = 1 << 16  # bytes of a file's start, middle and end that its fingerprint knows
+_BLOCK = 1 << 20  # bytes of a compressed file that are passed over at a time
 _HUB = "hub:"
 
 
 class Document(NamedTuple):
-    """line: where it begins, from 1   data: as it stands in the file"""
+    """line: where it begins in its piece, from 1   data: as it stands in the file"""
 
     line: int
     data: bytes
+
+
+class Reader(Protocol):
+    """Goes forwards through a part of a source, piece by piece.
+
+    place: in the part, as it counts them: bytes or rows   lines: of the piece that was read last
+    over: whether the part ended with that piece   read: how much of the part is read, see `Source.size`
+    """
+
+    place: int
+    lines: int
+    over: bool
+
+    @property
+    def read(self) -> int: ...
+
+    def go(self, piece: int, place: int | None = None) -> bool:
+        """To the beginning of a piece, which is at this place if that is known. False if the part ends before it."""
+        ...
+
+    def documents(self) -> Iterator[Document]:
+        """Of the piece that it is at, to its end."""
+        ...
 
 
 class Source(Protocol):
@@ -51,23 +81,42 @@ class Source(Protocol):
         ...
 
     @property
-    def size(self) -> int | None:
-        """What `documents` counts up to while it reads; None if nobody knows."""
+    def version(self) -> str:
+        """What else tells whether the content is the same, if finding it out takes longer than a look."""
         ...
 
-    def documents(self) -> Iterator[tuple[Document, int]]:
-        """Each with how much of the source is read."""
+    @property
+    def size(self) -> int | None:
+        """What its readers count up to, all together; None if nobody knows."""
+        ...
+
+    @property
+    def parts(self) -> int: ...
+
+    def opened(self, part: int, size: float) -> AbstractContextManager[Reader]:
+        """At the first piece. size: bytes of a piece, about"""
         ...
 
 
 def source_of(name: str, separator: Separator = "line") -> Source:
-    return _Hub(name) if name.startswith(_HUB) else _File(Path(name), separator)
+    if name.startswith(_HUB):
+        from insertlm.corpus.hub import Hub
+
+        return Hub(name, name.removeprefix(_HUB))
+    return _File(Path(name), separator)
+
+
+def documents(source: Source) -> Iterator[Document]:
+    """All of them, each part as one piece."""
+    for part in range(source.parts):
+        with source.opened(part, math.inf) as reader:
+            yield from reader.documents()
 
 
 def texts(sources: Iterable[Source]) -> Iterator[str]:
     """All that is text, one after the other."""
     for source in sources:
-        for document, _ in source.documents():
+        for document in documents(source):
             try:
                 yield text_of(document.data, source.kind)
             except ValueError:
@@ -112,6 +161,8 @@ class _File:
     at every start only to hash them would take minutes; a time alone does not tell a copy from another file. The folder
     does not count, so a corpus may move."""
 
+    version, parts = "", 1
+
     def __init__(self, path: Path, separator: Separator) -> None:
         plain = path.with_suffix("") if path.suffix in COMPRESSED else path
         if plain.suffix not in _KINDS:
@@ -138,22 +189,98 @@ class _File:
                 digest.update(file.read(_SAMPLE))
         return digest.hexdigest()
 
-    def documents(self) -> Iterator[tuple[Document, int]]:
-        with self._reading(), self.path.open("rb") as raw, unpacked(raw, self.path.suffix) as file:
-            lines = (Document(number, line.rstrip(b"\r\n")) for number, line in enumerate(file, start=1))
-            for document in _paragraphs(lines) if self._blank else lines:
-                if document.data and not document.data.isspace():
-                    yield document, raw.tell()
+    @contextmanager
+    def opened(self, part: int, size: float) -> Iterator[Reader]:
+        with self._reading():
+            raw = self.path.open("rb")
+        with raw, unpacked(raw, self.path.suffix) as file:
+            yield _FileReader(self._reading, raw, file, self._blank, size)
 
     def _reading(self) -> AbstractContextManager[None]:
         return reading(self.path, "text to learn from")
+
+
+class _FileReader:
+    """Has read the line at `place`, but not passed it."""
+
+    def __init__(
+        self,
+        reading: Callable[[], AbstractContextManager[None]],
+        raw: BinaryIO,
+        file: BinaryIO,
+        blank: bool,
+        size: float,
+    ) -> None:
+        self._reading, self._raw, self._file, self._blank, self._size = reading, raw, file, blank, size
+        self._piece, self.place, self.lines = 0, 0, 0
+        with reading():
+            self._line = file.readline()
+        self.over = not self._line
+
+    @property
+    def read(self) -> int:
+        return self._raw.tell()
+
+    def go(self, piece: int, place: int | None = None) -> bool:
+        if piece > self._piece:
+            with self._reading():
+                self._pass_over(int(piece * self._size))
+            self._piece = piece
+        self.over = not self._line
+        return piece == 0 or not self.over
+
+    def documents(self) -> Iterator[Document]:
+        lines = self._lines()
+        for document in _paragraphs(lines) if self._blank else lines:
+            if not _is_blank(document.data):
+                yield document
+        self._piece += 1
+        self.over = not self._line
+
+    def _lines(self) -> Iterator[Document]:
+        end, self.lines = (self._piece + 1) * self._size, 0
+        with self._reading():
+            while self._line and not (self.place >= end and self._may_begin()):
+                self.lines += 1
+                yield Document(self.lines, self._line.rstrip(b"\r\n"))
+                self._next()
+
+    def _next(self) -> None:
+        self.place += len(self._line)
+        self._line = self._file.readline()
+
+    def _may_begin(self) -> bool:
+        """Whether a piece may: no paragraph is cut."""
+        return not self._blank or _is_blank(self._line)
+
+    def _pass_over(self, start: int) -> None:
+        """To the first line from `start` on with which a piece may begin."""
+        here = self.place + len(self._line)  # of the file
+        if here < start:
+            self._jump(here, start - 1)
+            self.place, self._line = start - 1, self._file.readline()  # the rest of a line, be it only its end
+        if self.place < start:
+            self._next()
+        while self._line and not self._may_begin():
+            self._next()
+
+    def _jump(self, here: int, there: int) -> None:
+        if self._file is self._raw:
+            self._file.seek(there)
+            return
+        while here < there and (block := self._file.read(min(_BLOCK, there - here))):
+            here += len(block)
+
+
+def _is_blank(line: bytes) -> bool:
+    return not line or line.isspace()
 
 
 def _paragraphs(lines: Iterable[Document]) -> Iterator[Document]:
     """What stands between blank lines, line ends inside kept."""
     first, parts = 0, list[bytes]()
     for number, line in lines:
-        if line and not line.isspace():
+        if not _is_blank(line):
             first = first if parts else number
             parts.append(line)
         elif parts:
@@ -161,42 +288,3 @@ def _paragraphs(lines: Iterable[Document]) -> Iterator[Document]:
             parts = []
     if parts:
         yield Document(first, b"\n".join(parts))
-
-
-# --- The hub
-
-
-class _Hub:
-    """Nobody says whether a data set on the hub has changed without asking it, so its fingerprint is its name with the
-    revision, if one is given."""
-
-    size = None
-    kind: Kind = "txt"  # the library has read the JSON
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        whole, _, self._split = name.removeprefix(_HUB).rpartition(":")
-        self._data, _, revision = whole.partition("@")
-        self._revision = revision or None
-        if not self._data or not self._split:
-            raise InsertlmError(f"{name}: expected hub:NAME:SPLIT, for example hub:roneneldan/TinyStories:train")
-
-    @property
-    def fingerprint(self) -> str:
-        return self.name
-
-    def documents(self) -> Iterator[tuple[Document, int]]:
-        try:
-            from datasets import load_dataset
-        except ImportError as error:
-            raise InsertlmError(f"{self.name} needs datasets; install it with: pip install 'insertlm[text]'") from error
-        try:
-            rows = load_dataset(self._data, split=self._split, streaming=True, revision=self._revision)
-            for number, row in enumerate(rows, start=1):
-                text = row.get("text")
-                yield Document(number, text.encode("utf-8", "replace") if isinstance(text, str) else b""), number
-        except InsertlmError:
-            raise
-        except Exception as error:  # the library raises whatever its parts do
-            what = " ".join(str(error).split())
-            raise InsertlmError(f"{self.name}: cannot be read from the hub: {what:.200}") from error

@@ -7,11 +7,10 @@ A store is a folder in the cache, named by a fingerprint of the sources, the tok
     manifest.json       what is in it; written last
 
 Design choices:
-- One process reads and hands chunks of documents to others, which make ids of them; chunks are written in the order in
-  which they were read, so a store does not depend on how many processes made it. Only a few chunks are under way at a
-  time, so memory does not grow with the corpus.
-- It is built under another name and renamed when the disk has all of it. A lock, which the system takes back from a
-  killed process, lets one process build while others wait for the same store.
+- It is made in pieces (pieces.py), by all processes that want it (tokenising.py), in a hidden folder beside it. After
+  a kill they go on with the pieces that are not there. When all are, one process joins them in their order, and renames
+  the result once the disk has all of it. So a store does not depend on how many processes made it, or on how often they
+  were killed, and nobody sees half of one. Until it is there, the pieces take as much room again.
 - What is no document is counted, and the first few are named. Nothing of that is fatal but having none at all.
 - Documents go to splits by a hash of their text, so that a text that occurs twice is not in two splits. Excerpts go
   where their texts go.
@@ -19,59 +18,33 @@ Design choices:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from insertlm.corpus.detokenise import Detokeniser, detokeniser
-from insertlm.corpus.sentences import excerpt
-from insertlm.corpus.sources import Document, Kind, Separator, Source, source_of, text_of
+from insertlm.corpus.encoding import Encoder, Longer, Options
+from insertlm.corpus.pieces import NAMED, Ids, Piece, Pieces, locked
+from insertlm.corpus.sources import Source, source_of
+from insertlm.corpus.tokenising import plan, tokenise
 from insertlm.errors import InsertlmError
 from insertlm.files import sync, write_durably, writing
 from insertlm.subwords import SubwordTokenizer
 
 __all__ = ["Encoder", "Longer", "Manifest", "Options", "Store", "cache_folder", "open_store"]
 
-Longer = Literal["truncate", "skip"]
-
 _FORMAT = 1
 _MANIFEST = "manifest.json"
-_CHUNK = 1 << 20  # bytes of documents that a process takes at a time
-_ALONE = 4  # chunks of a corpus for which starting processes is not worth it
-_NAMED = 5  # bad lines that are named
-
-
-class Options(msgspec.Struct, frozen=True):
-    """What a store depends on beside its sources and its tokenizer.
-
-    separator: of documents in .txt   block: most ids of a document   longer: what to do with those that have more
-    excerpts: of the documents, of which some sentences are another one   shares: names of splits and how much of the
-    documents goes to each
-    """
-
-    block: int
-    separator: Separator = "line"
-    detokenise: Detokeniser = "none"
-    longer: Longer = "truncate"
-    excerpts: float = 0.0
-    shares: tuple[tuple[str, float], ...] = (("all", 1.0),)
+_ATTEMPTS = 10  # at pieces that go away meanwhile; a network's file system may not show at once what became of them
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -133,9 +106,10 @@ def open_store(
     found = [source_of(name, options.separator) for name in sources]
     place = cache_folder() / _key(found, tokenizer, options)
     if not (place / _MANIFEST).is_file():
-        with writing(place), _locked(place):
-            if not (place / _MANIFEST).is_file():  # nobody built it while we waited
-                _Building(found, tokenizer, options, place).go(tell)
+        with writing(place):
+            _build(found, tokenizer, options, place, tell)
+    for pieces in place.parent.glob(f".{place.name}*"):  # that nobody needs any more
+        _remove(pieces)
     manifest = msgspec.json.decode((place / _MANIFEST).read_bytes(), type=Manifest)
     return {split: _mapped(place, split, manifest) for split in manifest.documents}
 
@@ -152,223 +126,109 @@ def _mapped(place: Path, split: str, manifest: Manifest) -> Store:
     return Store(tokens, np.memmap(place / f"offsets-{split}.bin", np.int64, "r"))
 
 
-@contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_suffix(".lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _remove(folder: Path) -> None:
+    """At once for those who are still at work there: they shall not take what is left for all there is."""
+    with suppress(OSError):  # another process does the same, or it is not ours
+        folder = folder.rename(folder.with_suffix(".gone"))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- Building
 
 
-class _Chunk(NamedTuple):
-    """Documents as ids. split: [N] number of each one's split   lengths: [N]   ids: of all, end to end"""
-
-    split: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    ids: NDArray[np.uint16 | np.uint32]
-    longer: int
-    bad: list[tuple[int, str]]
-
-
-class Encoder:
-    """Makes ids of documents. Every process has its own."""
-
-    def __init__(self, tokenizer: SubwordTokenizer, options: Options) -> None:
-        self.tokenizer, self.options = tokenizer, options
-        self.dtype: np.dtype[Any] = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
-        self.bounds = np.cumsum([share for _, share in options.shares])[:-1]
-
-    def __call__(self, documents: Sequence[Document], kind: Kind) -> _Chunk:
-        texts, bad = self._texts(documents, kind)
-        encoded = list(zip(texts.values(), self.tokenizer.encode_many(list(texts.values())), strict=True))
-        bad += [(line, "no token in it") for line, (_, ids) in zip(texts, encoded, strict=True) if not ids]
-        found = [(text, ids) for text, ids in encoded if ids]
-        kept = [(text, ids) for text, ids in found if len(ids) <= self.options.block]
-        longer = len(found) - len(kept)
-        if self.options.longer == "truncate":
-            kept = [(text, ids[: self.options.block]) for text, ids in found]
-        kept += self._excerpts(list(texts.values()))
-        lengths = np.array([len(ids) for _, ids in kept], np.int64)
-        flat = np.fromiter(chain.from_iterable(ids for _, ids in kept), self.dtype, int(lengths.sum()))
-        return _Chunk(self._splits([text for text, _ in kept]), lengths, flat, longer, bad)
-
-    def _texts(self, documents: Sequence[Document], kind: Kind) -> tuple[dict[int, str], list[tuple[int, str]]]:
-        """By line, and what is wrong with the lines that hold none."""
-        clean = detokeniser(self.options.detokenise)
-        texts: dict[int, str] = {}
-        bad: list[tuple[int, str]] = []
-        for line, data in documents:
-            try:
-                texts[line] = clean(text_of(data, kind))
-            except ValueError as error:
-                bad.append((line, str(error)))
-        return texts, bad
-
-    def _excerpts(self, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
-        """With the text that each is from, whose split is its own too."""
-        if not self.options.excerpts:
-            return []
-        parts = {text: part for text in texts if (part := excerpt(text, self.options.excerpts))}
-        encoded = zip(parts, self.tokenizer.encode_many(list(parts.values())), strict=True)
-        return [(text, ids) for text, ids in encoded if 0 < len(ids) <= self.options.block]
-
-    def _splits(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """By a hash of each text, uniform on [0, 1)."""
-        digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
-        return np.searchsorted(self.bounds, np.frombuffer(digests, "<u8") / 2.0**64, side="right")
+def _build(
+    sources: Sequence[Source],
+    tokenizer: SubwordTokenizer,
+    options: Options,
+    place: Path,
+    tell: Callable[[str], None],
+) -> None:
+    """Together with others: all make pieces, and who comes first joins them."""
+    folder = place.with_name(f".{place.name}-{plan(sources)}")
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            pieces = tokenise(sources, tokenizer, options, folder)
+            with locked(place.with_suffix(".lock")):
+                if not (place / _MANIFEST).is_file():
+                    _Joining(sources, pieces, options).go(place, tell)
+            return
+        except FileNotFoundError:  # someone has joined the pieces and removed them, or has emptied the cache
+            if (place / _MANIFEST).is_file():
+                return
+            if not left:
+                raise
 
 
-class _Building:
-    def __init__(self, sources: Sequence[Source], tokenizer: SubwordTokenizer, options: Options, place: Path) -> None:
-        self.sources, self.tokenizer, self.options, self.place = sources, tokenizer, options, place
+class _Joining:
+    """All pieces in their order, read one at a time."""
+
+    def __init__(self, sources: Sequence[Source], pieces: Pieces, options: Options) -> None:
+        self.sources, self.pieces, self.options = sources, pieces, options
         self.splits = [name for name, _ in options.shares]
         self.documents, self.tokens = Counter[str](), Counter[str]()
         self.longer, self.bad, self.named = 0, 0, list[str]()
 
-    def go(self, tell: Callable[[str], None]) -> None:
-        staging = self.place.with_name(f".{self.place.name}.writing")
+    def go(self, place: Path, tell: Callable[[str], None]) -> None:
+        staging = self.pieces.folder / "store"
         shutil.rmtree(staging, ignore_errors=True)  # of a killed process; we hold the lock, so nobody writes there
         staging.mkdir()
         try:
             with ExitStack() as stack:
-                open_ = partial(_open, stack, staging)
-                files = [(open_(f"tokens-{split}.bin"), open_(f"offsets-{split}.bin")) for split in self.splits]
-                self._write(files)
-            self._finish(staging, tell)
+                tokens, offsets = (
+                    [stack.enter_context((staging / f"{what}-{split}.bin").open("wb")) for split in self.splits]
+                    for what in ("tokens", "offsets")
+                )
+                self._write(tokens, offsets)
+            manifest = self._manifest()
+            for path in staging.iterdir():
+                sync(path)
+            write_durably(staging / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+            sync(staging)
+            staging.rename(place)
         finally:
             shutil.rmtree(staging, ignore_errors=True)  # after success this name no longer exists
+        sync(place.parent)
+        tell(f"tokenised {sum(manifest.documents.values()):,} documents, {sum(manifest.tokens.values()):,} tokens")
+        for line in manifest.remarks(self.options):
+            tell(line)
 
-    def _write(self, files: Sequence[tuple[BinaryIO, BinaryIO]]) -> None:
-        for _, offsets in files:
-            offsets.write(np.zeros(1, np.int64).tobytes())
-        for source, chunk in self._encoded():
-            for number, (split, (tokens, offsets)) in enumerate(zip(self.splits, files, strict=True)):
-                mine = chunk.split == number
-                tokens.write(chunk.ids[np.repeat(mine, chunk.lengths)].tobytes())
-                ends = self.tokens[split] + np.cumsum(chunk.lengths[mine])
-                offsets.write(ends.astype(np.int64).tobytes())
-                self.documents[split] += int(mine.sum())
-                self.tokens[split] += int(chunk.lengths[mine].sum())
-            self.longer += chunk.longer
-            self.bad += len(chunk.bad)
-            room = _NAMED - len(self.named)
-            self.named += [f"{source.name} line {line} ({why})" for line, why in chunk.bad[:room]]
+    def _write(self, tokens: Sequence[BinaryIO], offsets: Sequence[BinaryIO]) -> None:
+        for file in offsets:
+            file.write(np.zeros(1, np.int64).tobytes())
+        for source, line, piece, ids in self._all():
+            for split, (lengths, flat), to, ends in zip(self.splits, ids, tokens, offsets, strict=True):
+                to.write(flat.tobytes())
+                ends.write((self.tokens[split] + np.cumsum(lengths)).tobytes())
+                self.documents[split] += len(lengths)
+                self.tokens[split] += len(flat)
+            self.longer += piece.longer
+            self.bad += piece.bad
+            room = NAMED - len(self.named)
+            self.named += [f"{source.name} line {line + number} ({why})" for number, why in piece.named[:room]]
 
-    def _finish(self, staging: Path, tell: Callable[[str], None]) -> None:
-        names = ", ".join(source.name for source in self.sources)
+    def _all(self) -> Iterator[tuple[Source, int, Piece, list[Ids]]]:
+        """Each with its source, and how many of the source's lines are before it."""
+        parts = ((source, part) for source in self.sources for part in range(source.parts))
+        line = 0
+        for index, (source, part) in enumerate(parts):
+            line, last, number = line if part else 0, False, 0
+            while not last:
+                piece, ids = self.pieces.read(index, number)
+                yield source, line, piece, ids
+                line, last, number = line + piece.lines, piece.last, number + 1
+
+    def _manifest(self) -> Manifest:
         manifest = Manifest(
             format=_FORMAT,
-            dtype=Encoder(self.tokenizer, self.options).dtype.name,
+            dtype=self.pieces.dtype.name,
             documents={split: self.documents[split] for split in self.splits},
             tokens={split: self.tokens[split] for split in self.splits},
             longer=self.longer,
             bad=self.bad,
             named=self.named,
         )
-        remarks = manifest.remarks(self.options)
         if not sum(manifest.documents.values()):
-            why = f": {'; '.join(remarks)}" if remarks else "; expected text"
-            raise InsertlmError(f"{names}: no usable document{why}")
-        for path in staging.iterdir():
-            sync(path)
-        write_durably(staging / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
-        sync(staging)
-        staging.rename(self.place)
-        sync(self.place.parent)
-        tell(f"tokenised {sum(manifest.documents.values()):,} documents, {sum(manifest.tokens.values()):,} tokens")
-        for line in remarks:
-            tell(line)
-
-    # --- Tokenising in parallel
-
-    def _encoded(self) -> Iterator[tuple[Source, _Chunk]]:
-        """Chunks in order, with the progress shown."""
-        from insertlm.terminal import progress_bar
-
-        sizes = [source.size for source in self.sources]
-        known = [size for size in sizes if size is not None]
-        total = sum(known) if len(known) == len(sizes) else None
-        with progress_bar("tokenising", total) as show, ExitStack() as stack:
-            chunks = _chunks(self.sources)
-            encode = self._workers(stack, total)
-            waiting: deque[tuple[Source, int, Future[_Chunk]]] = deque()
-            for source, documents, done in chunks:
-                waiting.append((source, done, encode(documents, source.kind)))
-                while len(waiting) > 2 * _processes():
-                    yield _ready(waiting.popleft(), show)
-            while waiting:
-                yield _ready(waiting.popleft(), show)
-
-    def _workers(self, stack: ExitStack, total: int | None) -> Callable[[Sequence[Document], Kind], Future[_Chunk]]:
-        """What encodes: other processes, or for a small corpus this one."""
-        if _processes() == 1 or (total is not None and total < _ALONE * _CHUNK):
-            return partial(_at_once, Encoder(self.tokenizer, self.options))
-        pool = ProcessPoolExecutor(
-            _processes(), get_context("spawn"), initializer=_start, initargs=(self.tokenizer.json, self.options)
-        )
-        stack.callback(pool.shutdown, cancel_futures=True)
-        return lambda documents, kind: pool.submit(_encode, documents, kind)
-
-
-def _open(stack: ExitStack, folder: Path, name: str) -> BinaryIO:
-    return stack.enter_context((folder / name).open("wb"))
-
-
-def _processes() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _chunks(sources: Iterable[Source]) -> Iterator[tuple[Source, list[Document], int]]:
-    """Documents of about `_CHUNK` bytes, all of one source, and how much has been read."""
-    before = 0
-    for source in sources:
-        documents, size, done = list[Document](), 0, 0
-        for document, done in source.documents():
-            documents.append(document)
-            size += len(document.data)
-            if size >= _CHUNK:
-                yield source, documents, before + done
-                documents, size = [], 0
-        if documents:
-            yield source, documents, before + done
-        before += source.size or done
-
-
-def _ready(item: tuple[Source, int, Future[_Chunk]], show: Callable[[int], None]) -> tuple[Source, _Chunk]:
-    source, done, future = item
-    try:
-        chunk = future.result()
-    except BrokenProcessPool as error:
-        raise InsertlmError(f"{source.name}: a process that tokenises was killed; is there enough memory?") from error
-    show(done)
-    return source, chunk
-
-
-def _at_once(encoder: Encoder, documents: Sequence[Document], kind: Kind) -> Future[_Chunk]:
-    future: Future[_Chunk] = Future()
-    future.set_result(encoder(documents, kind))
-    return future
-
-
-_here: list[Encoder] = []  # of a process of the pool
-
-
-def _start(tokenizer: str, options: Options) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # this process is one of many
-    Thread(target=_end_with_parent, daemon=True).start()
-    _here.append(Encoder(SubwordTokenizer.from_json(tokenizer), options))
-
-
-def _end_with_parent() -> None:
-    """A pool does not end its processes when it is killed itself."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _encode(documents: Sequence[Document], kind: Kind) -> _Chunk:
-    return _here[0](documents, kind)
+            remarks = "; ".join(manifest.remarks(self.options))
+            names = ", ".join(source.name for source in self.sources)
+            raise InsertlmError(f"{names}: no usable document" + (f": {remarks}" if remarks else "; expected text"))
+        return manifest

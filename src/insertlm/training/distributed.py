@@ -8,8 +8,8 @@ Design choices:
   the code of whoever spoke.
 - Tensors travel by NCCL on GPUs and by gloo on CPUs. Everything else (objects, signals) travels by gloo on the host, so
   that it never waits for a device.
-- Waiting is not limited: one process may tokenise a corpus for an hour while the others wait. Instead every process
-  watches its neighbour's sign of life, and its launcher's, and ends when one of them is gone.
+- Waiting is not limited: one node may tokenise a corpus for an hour longer than another. Instead every process watches
+  its neighbour's sign of life, and its launcher's, and ends when one of them is gone.
 """
 
 from __future__ import annotations

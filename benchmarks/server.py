@@ -4,7 +4,7 @@ python benchmarks/server.py stories-mini                  # the figures of docs/
 python benchmarks/server.py MODEL --seconds 5 --requests 200 --kills 20 --pairs 3
 
 - One client, then several at once, each asks for infillings of a fixed number of tokens, one after the other.
-- Latency: the same request through HTTP and in this process, in turn; the median of the differences.
+- Latency: the same request through HTTP and from Python, in turn; the median of the differences.
 - Kills: clients that leave, politely or not, at a random moment; then nothing may be under way.
 - Memory: of the server's process while many short requests come from several clients, after the first tenth of them.
 """
@@ -20,17 +20,21 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+import uvicorn
 from common import report
 
 import insertlm
+from insertlm.server.app import create_app
 
 TEXT = "One day a little girl named Lily ___. Her mother said it was time to go home and they were both very happy."
 
@@ -39,12 +43,10 @@ class Server:
     """A server's process, and how to talk to it."""
 
     def __init__(self, model: str) -> None:
-        with socket.socket() as line:
-            line.bind(("127.0.0.1", 0))
-            self.port = int(line.getsockname()[1])
-        command = [sys.executable, "-m", "insertlm", "serve", model, "--port", str(self.port), "--device", "cpu"]
+        port = free_port()
+        command = [sys.executable, "-m", "insertlm", "serve", model, "--port", str(port), "--device", "cpu"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
 
     def wait(self) -> None:
         while True:
@@ -67,6 +69,12 @@ class Server:
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(60)
+
+
+def free_port() -> int:
+    with socket.socket() as line:
+        line.bind(("127.0.0.1", 0))
+        return int(line.getsockname()[1])
 
 
 def body(tokens: int, seed: int) -> dict[str, Any]:
@@ -107,14 +115,17 @@ async def load(server: Server, clients: int, seconds: float, tokens: int) -> dic
     }
 
 
-def added_milliseconds(server: Server, model: insertlm.Model, pairs: int, tokens: int) -> dict[str, float]:
+def added_milliseconds(model: insertlm.Model, pairs: int, tokens: int) -> dict[str, float]:
     differences, alone = list[float](), list[float]()
-    with httpx.Client(base_url=server.url, timeout=120) as client:
+    with served_here(model) as url, httpx.Client(base_url=url, timeout=120) as client:
         for number in range(-2, pairs):
             started = time.perf_counter()
-            [there] = model.infill(TEXT, min_length=tokens, max_length=tokens, max_steps=tokens, seed=number + 2)
+            seed = number + 2
+            [there] = aside(
+                lambda seed: model.infill(TEXT, min_length=tokens, max_length=tokens, max_steps=tokens, seed=seed), seed
+            )
             between = time.perf_counter()
-            here = client.post("/v1/infill", json=body(tokens, number + 2)).json()
+            here = client.post("/v1/infill", json=body(tokens, seed)).json()
             if here["text"] != there.text:
                 raise SystemExit("the server and the Python API do not agree")
             if number >= 0:  # the first ones set the libraries up
@@ -124,6 +135,26 @@ def added_milliseconds(server: Server, model: insertlm.Model, pairs: int, tokens
         "python_milliseconds": round(statistics.median(alone), 1),
         "added_milliseconds": round(statistics.median(differences), 1),
     }
+
+
+@contextmanager
+def served_here(model: insertlm.Model) -> Iterator[str]:
+    """By this process, with the same weights: of two processes on a shared machine, one may be slower by a fifth."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(create_app([model]), port=port, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+def aside(function: Callable[..., Any], *arguments: Any) -> Any:
+    """In a thread that ends, as those of the server do (see server/worker.py)."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 async def kills(server: Server, count: int, tokens: int) -> dict[str, int]:
@@ -184,11 +215,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=20, help="for latency")
     arguments = parser.parse_args()
-    model = insertlm.load(arguments.model, "cpu")
+    model = aside(insertlm.load, arguments.model, "cpu")
+    latency = added_milliseconds(model, arguments.pairs, arguments.tokens)
     server = Server(arguments.model)
     try:
         server.wait()
-        latency = added_milliseconds(server, model, arguments.pairs, arguments.tokens)
         one = asyncio.run(load(server, 1, arguments.seconds, arguments.tokens))
         many = asyncio.run(load(server, arguments.clients, arguments.seconds, arguments.tokens))
         ends = asyncio.run(kills(server, arguments.kills, arguments.tokens))

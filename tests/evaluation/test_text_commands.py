@@ -261,6 +261,9 @@ def test_commands_on_the_page_are_understood(line: str) -> None:
 # --- Pictures
 
 
+SUMMARY = {"nll": 2.0, "entropy": 3.0}
+
+
 def write_record(path: str, label: str, *, evaluator: str = "E", **more: Any) -> str:
     def point(temperature: float, top_p: float) -> dict[str, Any]:
         summary = {"nll": 1 + temperature, "entropy": 2 + temperature * top_p}
@@ -287,6 +290,13 @@ def test_pictures_are_drawn_from_results(output: Run, monkeypatch: pytest.Monkey
     assert data == (3.0, 2.0)
     assert traces[0] == plots.Trace("ILM (a.json) (top_p 0.9), temperature", (2.45, 2.9), (1.5, 2.0), ("0.5", "1.0"))
     assert len(traces) == 4
+    other = write_record(
+        "c.json", "ILM", points=[{"settings": {"top_k": 3}, "seconds_per_text": 1, "summary": SUMMARY}]
+    )
+    output("plot", "frontier", files[0], other)  # its line is called otherwise, so no file is named
+    assert {trace.label for trace in seen[1][0]} == {f"ILM (top_p {p}), temperature" for p in (0.9, 1.0)} | {
+        "ILM, top_k"
+    }
 
 
 def test_bad_results_for_pictures(complaint: Run) -> None:

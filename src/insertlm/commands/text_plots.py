@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,11 +78,16 @@ def _read(files: Sequence[Path], holds: str, by: str) -> list[dict[str, Any]]:
             raise InsertlmError(
                 f"{path} was measured by {record[by]}, {files[0]} by {records[0][by]}; expected results of one {by}"
             )
-    shared = Counter(record["label"] for record in records)
-    for path, record in zip(files, records, strict=True):
-        if shared[record["label"]] > 1:
+    names = [_name(record) for record in records]
+    for path, record, name in zip(files, records, names, strict=True):
+        if names.count(name) > 1:
             record["label"] = f"{record['label']} ({path})"
     return records
+
+
+def _name(record: dict[str, Any]) -> tuple[str, ...]:
+    """What its lines are called: the label and, of a sweep, the keys."""
+    return record["label"], *(key for point in record.get("points", [])[:1] for key in point["settings"])
 
 
 def _record(path: Path, holds: str) -> dict[str, Any]:

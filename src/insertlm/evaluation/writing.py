@@ -14,6 +14,7 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
 from insertlm.evaluation.journal import Journal, key_of
+from insertlm.export.folder import portable
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -50,7 +51,8 @@ def unconditional(model: Model, seed: int) -> Source:
         prompts = [Prompt([], seed + number) for number in range(count)]
         return [model.decode(path.ids) for path in generate(model.family, prompts, settings, _BATCH)]
 
-    return Source(key_of(str(model.folder.resolve()), model.step, to_yaml(model.recipe), seed), write)
+    recipe = to_yaml(portable(model.recipe))  # the same by whatever path the folder was named
+    return Source(key_of(str(model.folder.resolve()), model.step, recipe, seed), write)
 
 
 def write_once(source: Source, settings: DecodeConfig, count: int, journal: Journal) -> Written:

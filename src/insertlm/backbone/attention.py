@@ -1,8 +1,9 @@
-"""One façade for attention over packed rows: the varlen flash kernel on CUDA, SDPA everywhere else.
+"""One façade for attention over packed rows: kernels on CUDA, SDPA everywhere else.
 
-The kernel takes half-precision CUDA tensors only; whatever else arrives goes through `scaled_dot_product_attention` on
-a padded copy. Tests pin one to the other. Neither drops attention probabilities: the kernel cannot, and a model should
-not train differently on a CPU.
+On CUDA, rows in half precision take a kernel of our own where segments are short (attention_kernels.py), else torch's
+varlen flash kernel; whatever else arrives goes through `scaled_dot_product_attention` on a padded copy. Tests pin each
+to the other. None drops attention probabilities: the flash kernel cannot, and a model should not train differently on a
+CPU.
 
 A transformer block only calls `attention(layer, q, k, v)`; which rows see which is the business of the objects here.
 """

@@ -22,7 +22,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -118,9 +119,11 @@ def added_milliseconds(model: insertlm.Model, pairs: int, tokens: int) -> dict[s
     differences, alone = list[float](), list[float]()
     with served_here(model) as url, httpx.Client(base_url=url, timeout=120) as client:
         for number in range(-2, pairs):
-            seed = number + 2
             started = time.perf_counter()
-            [there] = model.infill(TEXT, min_length=tokens, max_length=tokens, max_steps=tokens, seed=seed)
+            seed = number + 2
+            [there] = aside(
+                lambda seed: model.infill(TEXT, min_length=tokens, max_length=tokens, max_steps=tokens, seed=seed), seed
+            )
             between = time.perf_counter()
             here = client.post("/v1/infill", json=body(tokens, seed)).json()
             if here["text"] != there.text:
@@ -146,6 +149,12 @@ def served_here(model: insertlm.Model) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
     thread.join()
+
+
+def aside(function: Callable[..., Any], *arguments: Any) -> Any:
+    """In a thread that ends, as those of the server do (see server/worker.py)."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 async def kills(server: Server, count: int, tokens: int) -> dict[str, int]:
@@ -206,7 +215,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=20, help="for latency")
     arguments = parser.parse_args()
-    model = insertlm.load(arguments.model, "cpu")
+    model = aside(insertlm.load, arguments.model, "cpu")
     latency = added_milliseconds(model, arguments.pairs, arguments.tokens)
     server = Server(arguments.model)
     try:

@@ -269,6 +269,27 @@ def test_a_closed_worker_takes_nothing(models: list[Model]) -> None:
         worker.submit(None)
 
 
+def test_a_worker_has_a_thread_only_while_it_writes(serve: Serve, slow: Callable[[float], None]) -> None:
+    def computing() -> int:
+        return sum(thread.name.startswith("insertlm-") for thread in threading.enumerate())
+
+    before = computing()  # of other servers
+    with serve() as running, running.client() as client, ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            slow(0.01)
+            answer = pool.submit(client.post, "/v1/infill", json=ENDLESS)
+            until(lambda: computing() == before + 1)
+            assert answer.result().status_code == 200
+            until(lambda: computing() == before)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def free_port() -> int:
     with socket.socket() as line:
         line.bind(("127.0.0.1", 0))

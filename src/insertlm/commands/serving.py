@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 from insertlm.errors import InsertlmError
@@ -30,7 +31,9 @@ def serve(args: Namespace) -> None:
     _check_free(args.host, args.port)
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     key = (args.api_key or os.environ.get("INSERTLM_API_KEY", "")).strip() or None
-    app = create_app([load(name, args.device) for name in args.models or bundled()], limits, key)
+    with ThreadPoolExecutor(1) as loading:  # it ends, see server/worker.py
+        models = list(loading.map(lambda name: load(name, args.device), args.models or bundled()))
+    app = create_app(models, limits, key)
     uvicorn.run(
         app,
         host=args.host,

@@ -2,6 +2,10 @@
 
 Torch has a thread of its own, and the event loop another: neither waits for the other. Whoever hands in a job is told
 what becomes of it through `Job.tell`, which is called in the worker's thread.
+
+A thread lives as long as there is something to write. Each one that computes has OpenMP threads of its own, and as soon
+as there are more of those than cores, be they idle, OpenMP puts threads to sleep where they had better wait for each
+other: a step takes a fifth longer. For the same reason models are loaded in a thread that ends (commands/serving.py).
 """
 
 from __future__ import annotations
@@ -66,8 +70,8 @@ class Worker:
         self._texts: dict[int, tuple[Job, int]] = {}  # by the session's key
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"insertlm-{name}", daemon=True)
-        self._thread.start()
+        self._name = f"insertlm-{name}"
+        self._thread: threading.Thread | None = None  # while there is something to do
 
     @property
     def running(self) -> int:
@@ -80,7 +84,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive() and not self._closing
+        return not self._closing and (self._thread is None or self._thread.is_alive())
 
     def submit(self, job: Job) -> None:
         with self._changed:
@@ -91,20 +95,21 @@ class Worker:
                 raise RefusedError(429, f"{ahead} texts are under way or waiting; try again later")
             self._waiting.append(job)
             self._jobs.add(job)
-            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
 
     def leave(self, job: Job) -> None:
         """Nobody waits for this job any more. (If it is done, nothing happens.)"""
         with self._changed:
-            self._gone.append(job)
-            self._changed.notify()
+            if job in self._jobs:
+                self._gone.append(job)
 
     def close(self, seconds: float | None = None) -> None:
         """Finish what is there, take nothing new."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        self._thread.join(seconds)
+            self._changed.wait_for(lambda: self._thread is None, seconds)
 
     def _run(self) -> None:
         while self._work_to_do():
@@ -113,10 +118,13 @@ class Worker:
             self._advance()
 
     def _work_to_do(self) -> bool:
+        """If there is none, this thread is over."""
         with self._changed:
-            while not (self._waiting or self._texts or self._gone or self._closing):
-                self._changed.wait()
-            return bool(self._waiting or self._texts or self._gone)
+            if self._waiting or self._texts or self._gone:
+                return True
+            self._thread = None
+            self._changed.notify()
+            return False
 
     def _admitted(self) -> list[Job]:
         """Those that may begin now; those that nobody waits for are forgotten."""

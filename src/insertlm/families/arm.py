@@ -32,7 +32,7 @@ from insertlm.decoding.sampling import choose, draws
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
-from insertlm.losses import rounded, slot_logsumexp
+from insertlm.losses import slot_scores
 from insertlm.noise import hash32
 from insertlm.packing import Packing, Segments
 from insertlm.section import Section
@@ -135,12 +135,10 @@ class ARM(Family):
         keys = x.dropout if self.training else None
         attention = FullAttention(x.segments, causal=True)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=x.rows)
-        hidden, words = rounded(hidden), rounded(self.unembedding.weight)
-        mass = slot_logsumexp(hidden, words)
+        every = torch.arange(len(hidden), device=hidden.device)
+        mass, score = slot_scores(hidden, self.unembedding.weight, every, x.words)
         tokens = rows.target_length.sum()
-        with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
-            score = (hidden * F.embedding(x.words, words)).sum(-1)
-            loss = ((mass - score) * x.real).sum() / tokens
+        loss = ((mass - score) * x.real).sum() / tokens
         return Losses(loss, {"token_loss": loss.detach()}, over={"loss": tokens, "token_loss": tokens})
 
     # --- Writing

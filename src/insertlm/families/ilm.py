@@ -37,7 +37,7 @@ from insertlm.decoding.score import Score, restoring_gaps, with_each_left_out
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
-from insertlm.losses import rounded, slot_logsumexp
+from insertlm.losses import slot_scores
 from insertlm.noise import hash32, randint
 from insertlm.packing import Packing
 from insertlm.section import Fraction, NonNegative, Section
@@ -191,22 +191,22 @@ class ILM(Family):
         keys = x.dropout if self.training else None
         attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)
-        slots, words = rounded(hidden), rounded(self.unembedding.weight)
-        mass = slot_logsumexp(slots, words)
+        mass, score = slot_scores(hidden, self.unembedding.weight, x.slots.flatten(), rows.target.flatten())
         with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
-            token_loss = self._token_loss(slots, words, mass, x, rows)
+            token_loss = self._token_loss(mass, score.view_as(rows.target), x)
             stop_logits = self.stop(hidden.index_select(0, x.stop))
             stop_loss = F.cross_entropy(stop_logits, (x.count > 0).long())
         total = token_loss + self.config.stop_weight * stop_loss
         return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
 
-    def _token_loss(self, hidden: Tensor, words: Tensor, mass: Tensor, x: Corrupted, rows: Rows) -> Tensor:
-        """logsumexp of all slots' mass − mean score of the deleted tokens in their slots; 0 where none is deleted."""
+    def _token_loss(self, mass: Tensor, score: Tensor, x: Corrupted) -> Tensor:
+        """logsumexp of all slots' mass − mean score of the deleted tokens in their slots; 0 where none is deleted.
+
+        mass: [T]   score: [B, L], of every target token in its slot
+        """
         is_slot = x.packing.keep & (x.packing.where != x.stop[:, None])
         slots = mass.gather(0, x.packing.where.clamp(min=0).flatten()).view_as(is_slot)
         log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)
-        word = F.embedding(rows.target, words)
-        score = (hidden.index_select(0, x.slots.flatten()).view_as(word) * word).sum(-1)
         mean_score = (score * x.deleted).sum(1) / x.count.clamp(min=1)
         return torch.where(x.count > 0, log_total - mean_score, 0.0).mean()
 

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.backbone.attention import bidirectional_attention
+from insertlm.backbone.fused import ROWS
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.insertion import InsertionWriter, spread
@@ -41,7 +42,7 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.families.ilm import Corrupted, corrupt, deletion_count
-from insertlm.losses import rounded, slot_logsumexp
+from insertlm.losses import slot_scores
 from insertlm.noise import hash32
 from insertlm.packing import Packing
 from insertlm.section import Section
@@ -84,10 +85,11 @@ class Slots:
 
 def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
     """capacity: rows of the corrupted batch, as given to `corrupt`. There are never more slots than that, nor than
-    cells; so this knows a static number of its own."""
+    cells, in whole blocks of rows."""
     length = x.deleted.shape[1]
     keep = F.pad(x.packing.keep[:, x.packing.keep.shape[1] - length :], (1, 0), value=True)
-    packing = Packing(keep, None if capacity is None else min(capacity, keep.numel()))
+    most = -(-keep.numel() // ROWS) * ROWS
+    packing = Packing(keep, None if capacity is None else min(capacity, most))
     of = packing.where[:, 1:]
     missing = of.new_zeros(packing.total).scatter_add(0, of.flatten(), x.deleted.flatten().long())
     bos = x.stop[:, None] + 1
@@ -120,27 +122,26 @@ class IT(Family):
         keys = x.dropout if self.training else None
         attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=slots.rows)
-        hidden, words = rounded(hidden), rounded(self.unembedding.weight)
-        mass = slot_logsumexp(hidden, words)
-        with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
-            token_loss, end_loss = self._slot_losses(hidden, words, mass, slots, rows.target, x.deleted)
+        every = torch.arange(len(hidden), device=hidden.device)
+        row = torch.cat([slots.of.flatten(), every])
+        token = torch.cat([rows.target.flatten(), torch.full_like(every, self.specials.eos)])
+        mass, scores = slot_scores(hidden, self.unembedding.weight, row, token)
+        score, end = torch.split(scores, [rows.target.numel(), len(hidden)])
+        token_loss, end_loss = self._slot_losses(mass, score.view_as(rows.target), end, slots, x.deleted)
         return Losses(token_loss + end_loss, {"token_loss": token_loss.detach(), "end_loss": end_loss.detach()})
 
     def _slot_losses(
-        self, hidden: Tensor, words: Tensor, mass: Tensor, slots: Slots, target: Tensor, deleted: Tensor
+        self, mass: Tensor, score: Tensor, end: Tensor, slots: Slots, deleted: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """−log P of the missing tokens, averaged in each slot, and of <eos> in empty slots. Never builds the logits.
+        """−log P of the missing tokens, averaged in each slot, and of <eos> in empty slots.
 
-        hidden: [S, d]   words: [V, d]   mass: [S]   target, deleted: [B, L]
+        mass, end: [S], all of a slot's and <eos>'s   score: [B, L], of every target token in its slot   deleted: [B, L]
         """
-        count, cells, of = slots.packing.lengths, slots.packing.where, slots.of.flatten()
-        word = F.embedding(target, words)
-        score = (hidden.index_select(0, of).view_as(word) * word).sum(-1)
-        surprise = (mass.index_select(0, of).view_as(score) - score) * deleted
+        count, cells = slots.packing.lengths, slots.packing.where
+        surprise = (mass.index_select(0, slots.of.flatten()).view_as(score) - score) * deleted
         token_loss = (surprise / slots.missing[slots.of].clamp(min=1)).sum(1) / count
-        end = mass - (hidden * words[self.specials.eos]).sum(-1)
         empty = slots.packing.keep & (slots.missing[cells] == 0)
-        end_loss = (end.index_select(0, cells.flatten()).view_as(empty) * empty).sum(1) / count
+        end_loss = ((mass - end).index_select(0, cells.flatten()).view_as(empty) * empty).sum(1) / count
         return token_loss.mean(), end_loss.mean()
 
     # --- Writing

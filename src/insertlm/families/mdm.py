@@ -54,7 +54,7 @@ from insertlm.decoding.sampling import choose
 from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
-from insertlm.losses import rounded, slot_logsumexp
+from insertlm.losses import slot_scores
 from insertlm.noise import hash32, randint, uniform
 from insertlm.packing import Packing
 from insertlm.section import Count, Section
@@ -155,6 +155,7 @@ class MDM(Family):
     several = True
     obedient = True
     words: Tensor
+    place_of: Tensor
 
     def __init__(self, config: MdmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
         if model.prefix_lm:
@@ -166,7 +167,9 @@ class MDM(Family):
         self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
         nn.init.zeros_(self.unembedding.weight)
         words = torch.tensor([*tokenizer.writable, self.specials.pad])  # what a cell can hold
+        place_of = torch.zeros(tokenizer.size, dtype=torch.int64).scatter(0, words, torch.arange(len(words)))
         self.register_buffer("words", words, persistent=False)
+        self.register_buffer("place_of", place_of, persistent=False)  # of a token among them
 
     def hidden(self, x: Laid, time: Tensor, wanted: Tensor, keys: Tensor | None = None) -> Tensor:
         """What the unembedding reads, of some rows: [len(wanted), width]. time: [B]   keys: [T] for dropout"""
@@ -211,10 +214,10 @@ class MDM(Family):
 
     def _cross_entropy(self, hidden: Tensor, target: Tensor) -> Tensor:
         """hidden: [N, width]   target: [N]   Returns [N]."""
-        hidden, unembedding = rounded(hidden), rounded(self.unembedding.weight)
-        mass = slot_logsumexp(hidden, unembedding.index_select(0, self.words))
-        with torch.autocast(hidden.device.type, enabled=False):  # in full precision, as the norm before
-            return mass - (hidden * F.embedding(target, unembedding)).sum(-1)
+        every = torch.arange(len(hidden), device=hidden.device)
+        words = self.unembedding.weight.index_select(0, self.words)
+        mass, score = slot_scores(hidden, words, every, self.place_of[target])
+        return mass - score
 
     # --- Writing
 

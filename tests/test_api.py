@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import insertlm
-from insertlm import api
+from insertlm import api, folders
 from insertlm.api import choose_device
 from insertlm.config import parse_recipe, to_yaml
 from insertlm.errors import InsertlmError
@@ -37,7 +37,7 @@ def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(to_yaml(RECIPE), encoding="utf-8")
     save_file(build_family(RECIPE).state_dict(), folder / "model.safetensors")
-    monkeypatch.setattr(api, "_ASSETS", folder.parent)
+    monkeypatch.setattr(folders, "_ASSETS", folder.parent)
     return folder.parent
 
 
@@ -118,7 +118,7 @@ def test_a_model_that_is_not_there(assets: Path, monkeypatch: pytest.MonkeyPatch
     expected = "nowhere: no model there; expected a run folder with recipe.yaml"
     assert message("nowhere") == f"{expected}, or a bundled model (star-hard-mini)"
     assert message("x" * 300).endswith(": cannot be read: File name too long")
-    monkeypatch.setattr(api, "_ASSETS", assets / "none")
+    monkeypatch.setattr(folders, "_ASSETS", assets / "none")
     assert message("nowhere") == expected
 
 

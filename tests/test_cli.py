@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import insertlm
-from insertlm import api, commands, plots
+from insertlm import api, commands, folders, plots
 from insertlm.cli import main
 from insertlm.decoding.trajectory import Insertion, Trajectory
 from insertlm.plots import Curve, Panel
@@ -124,7 +124,7 @@ def test_evaluation_of_another_split_count_and_place(capsys: pytest.CaptureFixtu
 def test_evaluating_a_bundled_model_writes_only_where_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: Path
 ) -> None:
-    monkeypatch.setattr(api, "_ASSETS", place / "runs")
+    monkeypatch.setattr(folders, "_ASSETS", place / "runs")
     assert "wrote" not in output(capsys, "evaluate", "star_tiny-ilm", "--split", "train", "--count", "2")
     assert not Path(RUN, "evaluation-train.json").exists()
     output(capsys, "evaluate", "star_tiny-ilm", "--count", "2", "--out", str(tmp_path / "x.json"))
@@ -148,7 +148,7 @@ def test_generate_solves_fresh_graphs_and_shows_one_trajectory(capsys: pytest.Ca
 def test_generate_uses_the_bundled_model_if_none_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
-    monkeypatch.setattr(api, "_ASSETS", place / "runs")
+    monkeypatch.setattr(folders, "_ASSETS", place / "runs")
     monkeypatch.setattr(api, "BUNDLED", "star_tiny-ilm")
     assert " of 5 fresh graphs (seed 0)" in output(capsys, "generate")
 

@@ -9,8 +9,6 @@ from typing import Any, Literal, overload
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from insertlm.config import Recipe, change_decode, load_recipe
@@ -20,20 +18,16 @@ from insertlm.decoding.trajectory import Trajectory
 from insertlm.drafts import Stream, Writing
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
-from insertlm.export.hub import fetch, is_hub_id
 from insertlm.families.base import Family
-from insertlm.files import reason
+from insertlm.folders import bundled, find, is_bundled, read_weights
 from insertlm.infilling import Infilling, Lengths, Request, begin, infill
 from insertlm.tasks.text import Text
 from insertlm.tokenizers import Tokenizer, WordTokenizer
-from insertlm.training import checkpoint
 from insertlm.training.loop import build_family
-from insertlm.weights import unpack
 
 __all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
 
 BUNDLED, STORIES = "star-hard-mini", "stories-mini"  # what writes and what fills in, where no model is named
-_ASSETS = Path(__file__).parent / "assets"
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Model:
     @property
     def bundled(self) -> bool:
         """Whether it came with the package, whose folders are not for writing."""
-        return self.folder.parent == _ASSETS
+        return is_bundled(self.folder)
 
     @overload
     def generate(
@@ -241,12 +235,12 @@ def load(name_or_path: str | Path = BUNDLED, device: str | None = None, *, halve
     is written together may then, in rare cases, differ from what is written alone.
     """
     target = choose_device(device)
-    folder = _find(str(name_or_path))
+    folder = find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
     if isinstance(recipe.task, Text):
         recipe = msgspec.structs.replace(recipe, task=recipe.task.kept(folder))
     family = build_family(recipe)
-    weights, step = _weights(folder)
+    weights, step = read_weights(folder)
     _fill(family, weights, folder)
     return Model(prepare(family, target, halved), recipe, folder, step)
 
@@ -274,39 +268,6 @@ def choose_device(name: str | None = None) -> torch.device:
         found = f"{gpus} GPU{'s' if gpus > 1 else ''}; expected cpu or cuda" if gpus else "no GPU; expected cpu"
         raise InsertlmError(f"device {name}: torch finds {found}")
     return device
-
-
-def bundled() -> list[str]:
-    """The names of the models that come with the package."""
-    return sorted(path.parent.name for path in _ASSETS.glob("*/recipe.yaml"))
-
-
-def _find(name: str) -> Path:
-    if name in bundled():
-        return _ASSETS / name
-    try:
-        if (Path(name) / "recipe.yaml").is_file():
-            return Path(name)
-    except OSError as error:
-        raise InsertlmError(f"{name}: cannot be read: {reason(error)}") from error
-    if is_hub_id(name):
-        return fetch(name)
-    known = f", or a bundled model ({', '.join(names)})" if (names := bundled()) else ""
-    raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
-
-
-def _weights(folder: Path) -> tuple[dict[str, Tensor], int | None]:
-    """Released weights, or the averaged ones of a run's newest checkpoint and its step."""
-    released = folder / "model.safetensors"
-    if not released.is_file():
-        newest = checkpoint.latest(folder / "checkpoints")
-        if newest is None:
-            raise InsertlmError(f"{folder}: no checkpoint yet; expected {folder / 'checkpoints'}/step-…")
-        return checkpoint.load_part(newest, "ema"), int(newest.name.removeprefix("step-"))
-    try:
-        return unpack(load_file(released)), None
-    except (SafetensorError, OSError) as error:
-        raise InsertlmError(f"{released}: expected a safetensors file: {' '.join(str(error).split())}") from error
 
 
 def _fill(family: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:

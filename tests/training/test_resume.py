@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
@@ -19,6 +21,7 @@ from insertlm.errors import InsertlmError
 from insertlm.training import checkpoint
 from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
+from insertlm.training.optim import OptimConfig
 
 STEPS, KILLS = 150, 5
 CPU = Processes(torch.device("cpu"))
@@ -164,3 +167,40 @@ def test_a_run_saves_every_better_validation(tmp_path: Path) -> None:
     best = checkpoint.best(tmp_path / "checkpoints")
     assert best is not None
     assert {checkpoint.step_of(best), 16} == set(steps)
+
+
+# --- Weights of another run
+
+
+def test_a_fresh_run_begins_with_the_averaged_weights_of_another(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(recipe_of(steps=20), first, CPU, quiet())
+    began = average_of(first)
+    still = recipe_of(steps=1, start=str(first), seed=2)
+    assert train(msgspec.structs.replace(still, optim=OptimConfig(learning_rate=0.0)), second, CPU, quiet())
+    assert all(torch.equal(value, began[name]) for name, value in average_of(second).items())
+
+
+def test_a_run_that_goes_on_does_not_begin_again(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(recipe_of(steps=7), first, CPU, quiet())
+    recipe = recipe_of(steps=14, start=str(first))
+    assert train(recipe, second, CPU, quiet())
+    shutil.rmtree(first)
+    done = average_of(second)
+    assert train(recipe, second, CPU, quiet())
+    assert all(torch.equal(value, done[name]) for name, value in average_of(second).items())
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    recipe = recipe_of(steps=2, start="star-hard-mini")
+    with pytest.raises(InsertlmError, match=r"train.start star-hard-mini: a checkpoint of another architecture: "):
+        train(recipe, tmp_path, CPU, quiet())
+    with pytest.raises(InsertlmError, match="nowhere: no model there"):
+        train(recipe_of(start="nowhere"), tmp_path, CPU, quiet())
+
+
+def average_of(run: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest(run / "checkpoints")
+    assert newest is not None
+    return checkpoint.load_part(newest, "ema")

@@ -155,8 +155,9 @@ def _tokenizer_config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, An
 
 
 def portable(recipe: Recipe) -> Recipe:
-    """The recipe with the tokenizer beside it, and files of texts by their names alone."""
-    task = recipe.task
+    """The recipe with the tokenizer beside it, and files of texts, and what it began with, by their names alone."""
+    train = msgspec.structs.replace(recipe.train, start=Path(recipe.train.start).name)
+    recipe, task = msgspec.structs.replace(recipe, train=train), recipe.task
     if not isinstance(task, Text):
         return recipe
     splits = {split: _names(getattr(task, split)) for split in ("train", "validation", "test")}

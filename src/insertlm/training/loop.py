@@ -211,14 +211,27 @@ class _Run:
         return mean_losses(family, examples, size, halved=halved, processes=self.processes)
 
     def _resume(self) -> int:
-        """Load the newest checkpoint; the number of steps done."""
+        """Load the newest checkpoint, or what a fresh run begins with; the number of steps done."""
         newest = checkpoint.latest(self.checkpoints)
         if newest is None:
+            if self.recipe.train.start:
+                self._begin_with(self.recipe.train.start)
             return 0
         self.step.load(checkpoint.Parts(newest))
         best = checkpoint.best(self.checkpoints)
         self.best = None if best is None else checkpoint.score_of(best)
         return checkpoint.step_of(newest)
+
+    def _begin_with(self, name: str) -> None:
+        from insertlm.folders import find, read_weights
+
+        folder, task = find(name), self.recipe.task
+        if isinstance(task, Text) and not task.keeps(folder):
+            raise InsertlmError(f"train.start {name}: has another tokenizer than {task.vocabulary}")
+        try:
+            self.step.begin_with(read_weights(folder)[0])
+        except InsertlmError as error:
+            raise InsertlmError(f"train.start {name}: {error}") from error
 
 
 def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes: Processes) -> TrainStep:

@@ -94,6 +94,12 @@ class TrainStep:
         """What this process writes of the state."""
         return self.state()
 
+    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
+        """Take up these weights, and nothing else of the run they come from."""
+        kinds = {name.rpartition("/")[2] for name in self.optimizer.moments()}
+        moments = {f"{name}/{kind}": torch.zeros_like(value) for name, value in weights.items() for kind in kinds}
+        self.load({"weights": weights, "ema": weights, "optimizer": moments})
+
     @torch.no_grad()
     def load(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take up a saved state, which is whole."""

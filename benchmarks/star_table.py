@@ -3,6 +3,7 @@
 python benchmarks/star_table.py --seeds 1 2 3 --side-by-side 4                      # on a GPU, all of it
 python benchmarks/star_table.py --side-by-side 4 --deadline 550                     # part of it: call until it is done
 python benchmarks/star_table.py --preset mini --rates 1e-4 1e-3 --split validation  # which learning rate?
+python benchmarks/star_table.py --preset mini --rates ilm=3e-3 arm=1e-3             # one of its own for some families
 python benchmarks/star_table.py --render runs/star-table/table.json                 # the results as Markdown
 
 Each cell is `insertlm train` and `insertlm evaluate` with a recipe. What is done is not done again: a cell that was cut
@@ -53,7 +54,12 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--preset", choices=("mini", "paper"), default="paper", help="of the model (default: paper)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N", help="of training (default: 1)")
     parser.add_argument(
-        "--rates", nargs="+", default=[None], metavar="R", help="learning rates (default: the recipes')"
+        "--rates",
+        nargs="+",
+        type=_rate,
+        default=[],
+        metavar="R",
+        help="rates, or FAMILY=R (default: the recipe's)",
     )
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="to evaluate (default: test)")
     parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), dest="changes")
@@ -74,9 +80,23 @@ def _cells(chosen: argparse.Namespace) -> list[Cell]:
     options = ("--device", chosen.device) if chosen.device else ()
     return [
         Cell(chosen.folder, task, family, chosen.preset, seed, rate, chosen.split, changes, options)
-        for seed, rate, task, family in product(chosen.seeds, chosen.rates, chosen.tasks, chosen.families)
+        for seed, task, family in product(chosen.seeds, chosen.tasks, chosen.families)
         if (RECIPES / f"star_{task}" / f"{family}.yaml").is_file()
+        for rate in _rates(chosen.rates, family)
     ]
+
+
+def _rate(word: str) -> str:
+    family = word.rpartition("=")[0]
+    if family and family not in FAMILIES:
+        raise argparse.ArgumentTypeError(f"unknown family {family!r}; expected one of {', '.join(FAMILIES)}")
+    return word
+
+
+def _rates(words: Sequence[str], family: str) -> Sequence[str | None]:
+    """Its own, else those of all, else the recipe's."""
+    own = [word.removeprefix(f"{family}=") for word in words if word.startswith(f"{family}=")]
+    return own or [word for word in words if "=" not in word] or [None]
 
 
 class _Table:

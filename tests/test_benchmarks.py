@@ -321,6 +321,22 @@ def test_a_cell_without_results_has_failed(
     assert "1 of 1  easy-ilm-mini-seed1-rate1e-3: FAILED: it left no results (log: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("family", "rates"), [("ilm", ["3e-3", "1e-2"]), ("arm", ["1e-4"]), ("it", ["1e-4"]), ("mdm", ["1e-3"])]
+)
+def test_a_family_has_rates_of_its_own_or_those_of_all(family: str, rates: list[str]) -> None:
+    words = ["ilm=3e-3", "1e-4", "mdm=1e-3", "ilm=1e-2"]
+    assert star_table._rates(words, family) == rates
+    assert star_table._rates([], family) == [None]
+
+
+def test_a_rate_of_an_unknown_family_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        star_table.main(["--rates", "gpt=1e-3"])
+    assert end.value.code == 2
+    assert "unknown family 'gpt'; expected one of ilm, arm, mdm, it, armo" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["--side-by-side", "0"], ["--tasks", "hard", "--families", "armo"]])
 def test_a_table_of_nothing_is_refused(tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(SystemExit, match=r"star_table: (expected N >= 1|no recipe for this task and family)"):

@@ -338,7 +338,9 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         ["data"],
         ["plot"],
         ["plot", "graph"],
+        ["plot", "puzzle"],
         ["plot", "training"],
+        ["plot", "accuracy"],
     ):
         with pytest.raises(SystemExit) as left:
             main([*command, "--help"])

@@ -7,8 +7,10 @@ from argparse import Namespace
 from insertlm.commands.models import labels_of, load_model, prompts_of, solved_of, task_named, write
 from insertlm.errors import InsertlmError
 from insertlm.tasks.star import Star, edges_of
+from insertlm.tasks.zebra import Zebra, in_threes
+from insertlm.tasks.zebra_clues import read
 
-__all__ = ["plot_graph", "plot_training", "plot_trajectory"]
+__all__ = ["plot_graph", "plot_puzzle", "plot_training", "plot_trajectory"]
 
 
 def plot_trajectory(args: Namespace) -> None:
@@ -61,4 +63,20 @@ def plot_graph(args: Namespace) -> None:
     target = write(model, prompts_of(examples, args.seed), args)[0].ids if model else examples[0].target
     *flat, source, goal = examples[0].prefix
     save(graph_figure(edges_of(flat), source, goal, task.path(target)), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_puzzle(args: Namespace) -> None:
+    from insertlm.plots import Written, puzzle_figure, save
+
+    model = load_model(args)
+    task = model.recipe.task
+    if not isinstance(task, Zebra):
+        raise InsertlmError(f"{args.model}: has no puzzle to draw; expected a model of zebra puzzles")
+    examples = task.examples("test", 1, args.seed)
+    [trajectory] = write(model, prompts_of(examples, args.seed), args)
+    [(prefix, target)] = examples
+    found = zip(in_threes(trajectory.ids), in_threes(trajectory.turns), strict=True)
+    written = [Written(ids, max(turns)) for ids, turns in found]
+    save(puzzle_figure(read(task.tokenizer.decode(prefix)), written, in_threes(target)), args.out)
     print(f"wrote {args.out}")

@@ -137,6 +137,9 @@ def newest() -> Path:
             "plot graph star-easy --model run",
             "NAME and --model: expected one of them; a model draws graphs of its own task",
         ),
+        ("plot puzzle run", "run: has no puzzle to draw; expected a model of zebra puzzles"),
+        ("plot puzzle", "the following arguments are required: RUN"),
+        ("plot accuracy", "the following arguments are required: FILE"),
         ("plot trajectory run --count 0", "argument --count: expected a whole number of at least 1, got '0'"),
         ("plot training", "the following arguments are required: RUN"),
         ("plot training run --over epochs", "argument --over: expected one of minutes, steps, got 'epochs'"),
@@ -233,7 +236,9 @@ def test_a_prompt_longer_than_decoding_allows(complaint: Complaint) -> None:
 # --- Models and checkpoints
 
 
-@pytest.mark.parametrize("command", [["evaluate"], ["generate"], ["plot", "trajectory"], ["plot", "graph", "--model"]])
+@pytest.mark.parametrize(
+    "command", [["evaluate"], ["generate"], ["plot", "trajectory"], ["plot", "puzzle"], ["plot", "graph", "--model"]]
+)
 def test_a_model_that_is_not_there(complaint: Complaint, command: list[str]) -> None:
     assert complaint(*command, "nothing").startswith("nothing: no model there; expected a run folder with recipe.yaml")
 

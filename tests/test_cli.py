@@ -103,7 +103,8 @@ def test_evaluation_prints_a_table_and_writes_json(capsys: pytest.CaptureFixture
     assert out.endswith(f"wrote {RUN}/evaluation-test.json\n")
     record = json.loads(Path(RUN, "evaluation-test.json").read_text(encoding="utf-8"))
     assert record["command"] == f"insertlm evaluate {RUN} --device cpu"
-    assert [record[key] for key in ("model", "step", "split", "count")] == [RUN, 20, "test", 30]
+    told = [record[key] for key in ("model", "family", "step", "split", "count")]
+    assert told == [RUN, "ilm", 20, "test", 30]
     assert 0 <= record["sequence_accuracy"] <= record["token_accuracy"] <= 100
     assert record["parameters"] == sum(weights.numel() for weights in insertlm.load(RUN).family.parameters())
     assert record["decode"]["max_steps"] == 8
@@ -184,7 +185,7 @@ def test_a_family_that_cannot_tell_when_it_is_done(
     """And that writes both tokens at once: null and a dash, and one line."""
     events = [Insertion(0, rank, token, -0.5, None) for rank, token in enumerate((1, 3))]
     written = [Trajectory([1, 3, 1, 3], [], events, stop_probability=None, complete=True)]
-    monkeypatch.setattr(commands.runs, "_write", lambda *_: written)
+    monkeypatch.setattr(commands.runs, "write", lambda *_: written)
     [record] = map(json.loads, output(capsys, "generate", RUN, "--prompt", GRAPH, "--json").splitlines())
     assert record["stop_probability"] is None
     assert [event["stop_probability"] for event in record["events"]] == [None, None]
@@ -337,7 +338,9 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         ["data"],
         ["plot"],
         ["plot", "graph"],
+        ["plot", "puzzle"],
         ["plot", "training"],
+        ["plot", "accuracy"],
     ):
         with pytest.raises(SystemExit) as left:
             main([*command, "--help"])

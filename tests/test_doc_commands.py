@@ -161,8 +161,21 @@ def test_mentioned_commands_are_right(page: Path) -> None:
 # --- What is run
 
 
+def save_untrained(folder: Path, tree: dict[str, Any]) -> None:
+    """A model of this recipe, in the form of a released one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = parse_recipe(tree, "test")
+    (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+    save_file(build_family(recipe).state_dict(), folder / "model.safetensors")
+
+
+def save_puzzler(folder: Path) -> None:
+    model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16}
+    save_untrained(folder, {"task": {"preset": "zebra"}, "model": model, "train": {"steps": 2}})
+
+
 def save_model(folder: Path, family: str = "ilm") -> None:
-    """A model of text that is not trained, in the form of a released one."""
+    """A model of text."""
     folder.mkdir(parents=True)
     train_bpe(STORIES, 300).save(folder / "tokenizer.json")
     tree = {
@@ -172,9 +185,7 @@ def save_model(folder: Path, family: str = "ilm") -> None:
         "train": {"steps": 2},
         "decode": {"max_steps": 6},
     }
-    recipe = parse_recipe(tree, "test")
-    (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
-    save_file(build_family(recipe).state_dict(), folder / "model.safetensors")
+    save_untrained(folder, tree)
 
 
 def save_texts(path: Path) -> None:
@@ -186,7 +197,7 @@ def save_texts(path: Path) -> None:
 
 # What pages speak of and do not make themselves.
 GIVEN: dict[str, dict[str, Callable[[Path], object]]] = {
-    "README.md": {"runs/stories_small-ilm": save_model},
+    "README.md": {"runs/stories_small-ilm": save_model, "runs/zebra-ilm": save_puzzler},
     "text.md": {"MY_STORIES.jsonl": save_texts},
     "infilling.md": {
         "MODEL": save_model,

@@ -1,4 +1,5 @@
-"""Zebra puzzles on the command line: a tiny model is trained, evaluated and asked; puzzles are printed and solved."""
+"""Zebra puzzles on the command line: a tiny model is trained, evaluated, asked and drawn; puzzles are printed and
+solved."""
 
 from __future__ import annotations
 
@@ -7,11 +8,16 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import insertlm
+from insertlm import plots
 from insertlm.cli import main
-from insertlm.tasks.zebra import Zebra
+from insertlm.plots import Result, Written
+from insertlm.tasks.zebra import Triple, Zebra, in_threes
+from insertlm.tasks.zebra_clues import Street
 
 RECIPE = """
 task: {name: zebra, max_houses: 4, max_attributes: 3, train: 60, validation: 6, test: 12}
@@ -55,6 +61,9 @@ def test_every_family_learns_and_is_scored_by_the_task(capsys: pytest.CaptureFix
     told = output(capsys, "generate", "run", "--count", "2", "--device", "cpu")
     assert told.startswith(("solved 0 of 2 fresh puzzles (seed 0) in ", "solved 1 of 2 fresh puzzles"))
     assert "houses, 3 attributes" in told
+    assert output(capsys, "plot", "puzzle", "run", "--device", "cpu", "--out", "a.png") == "wrote a.png\n"
+    assert output(capsys, "plot", "accuracy", "run/evaluation-test.json", "--out", "b.png") == "wrote b.png\n"
+    assert all(Path(name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
 
 
 def test_data_prints_and_writes_puzzles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +92,114 @@ def test_solve_prints_the_table_and_the_order(
     assert sorted(told.splitlines()[-1].split()[1:]) == sorted("012" * 9)
     monkeypatch.setattr(sys, "stdin", io.StringIO(PUZZLE))
     assert output(capsys, "solve", "-") == told
+
+
+# --- Pictures
+
+
+def test_a_puzzle_is_drawn_as_the_model_wrote_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("r.yaml").write_text(RECIPE.replace("FAMILY", "ilm"), encoding="utf-8")
+    output(capsys, "train", "r.yaml", "--run", "run", "--device", "cpu", "--train.steps", "1")
+    seen: list[tuple[Street, list[Written], list[Triple]]] = []
+    monkeypatch.setattr(plots, "puzzle_figure", lambda *data: seen.append(data))
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    settings: dict[str, Any] = {"max_steps": 20, "temperature": 1.0}
+    overrides = [word for key, value in settings.items() for word in (f"--decode.{key}", str(value))]
+    output(capsys, "plot", "puzzle", "run", "--seed", "3", "--device", "cpu", *overrides)
+    [(street, written, solution)] = seen
+    model = insertlm.load("run", "cpu")
+    [example] = model.recipe.task.examples("test", 1, 3)
+    [path] = model.generate([model.decode(example.prefix)], seed=3, **settings)
+    assert model.recipe.task.parse_prompt(" ".join(map(str, street.clues))) == example.prefix
+    assert solution == in_threes(example.target)
+    assert [number for each in written for number in each.ids] == path.ids
+    assert [each.turn for each in written] == [max(path.turns[i : i + 3]) for i in range(0, len(path.turns), 3)]
+    assert len(written) == 7  # 20 tokens: the last triple broke off
+
+
+def save_record(name: str, family: str | None, model: str, accuracy: float = 90.0, **decode: Any) -> str:
+    record = {
+        "model": model,
+        **({} if family is None else {"family": family}),
+        "split": "test",
+        "count": 400,
+        "sequence_accuracy": accuracy,
+        "sequence_accuracy_4x3": 50.0,
+        "decode": {"order": "mass", "joint": False, "max_steps": 216, **decode},
+    }
+    Path(name).write_text(json.dumps(record), encoding="utf-8")
+    return name
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+    """What a picture of accuracies would show; none is drawn."""
+    seen: list[Result] = []
+    monkeypatch.setattr(plots, "accuracy_figure", seen.extend)
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    return seen
+
+
+def test_accuracies_are_those_of_the_files(capsys: pytest.CaptureFixture[str], results: list[Result]) -> None:
+    output(capsys, "plot", "accuracy", save_record("a.json", "ilm", "run", 87.5))
+    assert results == [Result("ILM", 87.5, 400, {(4, 3): 50.0})]
+
+
+def test_labels_tell_what_differs(capsys: pytest.CaptureFixture[str], results: list[Result]) -> None:
+    files = [
+        save_record("a.json", "ilm", "runs/ilm"),
+        save_record("b.json", "ilm", "runs/ilm", order="margin"),
+        save_record("c.json", "ilm", "runs/ilm", order="margin", joint=True),
+        save_record("d.json", "mdm", "runs/mdm", max_steps=108),  # alone of its family: all of it is its own
+        save_record("e.json", "arm", "runs/arm"),
+        save_record("f.json", "arm", "runs/armo"),
+        save_record("g.json", None, "runs/old"),
+        save_record("h.json", "it", "runs/it"),
+        save_record("i.json", "it", "runs/it"),
+    ]
+    output(capsys, "plot", "accuracy", *files)
+    assert [result.label for result in results] == [
+        "ILM, order mass",
+        "ILM, order margin",
+        "ILM, order margin, joint",
+        "MDM",
+        "ARM (runs/arm)",
+        "ARM (runs/armo)",
+        "runs/old",
+        "IT (h.json)",
+        "IT (i.json)",
+    ]
+
+
+EXPECTED = "expected a result of insertlm evaluate RUN"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, f"b.json: cannot be read: No such file or directory; {EXPECTED}"),
+        ("no", f"b.json: not JSON; {EXPECTED}"),
+        ("[1]", f"b.json: {EXPECTED}"),
+        ('{"nll": 1}', f"b.json: {EXPECTED}"),
+        ('{"sequence_accuracy": 5}', f"b.json: Object missing required field `model`; {EXPECTED}"),
+        ('"count": 0', f"b.json: Expected `int` >= 1 - at `$.count`; {EXPECTED}"),
+        ('"sequence_accuracy": 101', f"b.json: Expected `float` <= 100.0 - at `$.sequence_accuracy`; {EXPECTED}"),
+        ('"sequence_accuracy_4x3": "x"', f"b.json: Expected `float`, got `str` - at `$.sizes[...]`; {EXPECTED}"),
+        ('"split": "train"', "b.json was measured on train, a.json on test; expected results of one split"),
+    ],
+)
+def test_what_holds_no_accuracy_is_one_line(capsys: pytest.CaptureFixture[str], text: str | None, message: str) -> None:
+    good = Path(save_record("a.json", "ilm", "run")).read_text(encoding="utf-8")
+    if text is not None:  # a field takes the place of the good one; the later of two counts
+        Path("b.json").write_text(f"{good[:-1]}, {text}}}" if text.startswith('"') else text, encoding="utf-8")
+    assert main(["plot", "accuracy", "a.json", "b.json"]) == 2
+    assert capsys.readouterr().err == f"insertlm: {message}\n"
+    assert not Path("accuracy.png").exists()
+
+
+# --- What cannot be solved
 
 
 @pytest.mark.parametrize(

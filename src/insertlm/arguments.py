@@ -335,8 +335,10 @@ def _add_plot(subparsers: Any) -> None:
     graph = _add(pictures, "graph", "draw a star graph with its path", _DECODE_NOTE, "plot_graph")
     graph.add_argument("name", nargs="?", metavar="NAME", help="star-easy, star-medium or star-hard (default)")
     graph.add_argument("--model", help="draw a graph of this model's task, with the path the model writes")
-    for picture in (order, graph):
-        picture.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the graphs (default: 0)")
+    puzzle = _add(pictures, "puzzle", "draw a zebra puzzle as a model solves it", _DECODE_NOTE, "plot_puzzle")
+    puzzle.add_argument("model", metavar="RUN", help="run folder of a model of zebra puzzles")
+    for picture in (order, graph, puzzle):
+        picture.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the examples (default: 0)")
         _add_device(picture)
     curves = _add(pictures, "training", "draw validation accuracy over training", function="plot_training")
     curves.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder; a line each")
@@ -346,10 +348,11 @@ def _add_plot(subparsers: Any) -> None:
     frontier = _add(pictures, "frontier", "draw NLL against entropy", function="plot_frontier")
     timing = _add(pictures, "time", "draw NLL against the time of writing", function="plot_time")
     judged = _add(pictures, "judge", "draw the scores of a judge", function="plot_judge")
-    for picture, source in ((frontier, "frontier"), (timing, "frontier"), (judged, "judge")):
-        about = f"JSON of insertlm evaluate {source}; a model each"
+    solved = _add(pictures, "accuracy", "draw the accuracy of models on a task", function="plot_accuracy")
+    sources = ((frontier, "frontier"), (timing, "frontier"), (judged, "judge"), (solved, "RUN"))
+    for picture, source in sources:
+        about = f"JSON of insertlm evaluate {source}; a model or way of decoding each"
         picture.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
-    drawn = {"trajectory": order, "graph": graph, "training": curves, "frontier": frontier, "time": timing}
-    for name, picture in {**drawn, "judge": judged}.items():
+    for name, picture in pictures.choices.items():
         out = f"{name}.png"
         picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")

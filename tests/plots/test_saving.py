@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from insertlm.errors import InsertlmError
-from insertlm.plots import Curve, graph_figure, save, training_figure, trajectory_figure
+from insertlm.plots import (
+    Curve,
+    Result,
+    accuracy_figure,
+    graph_figure,
+    puzzle_figure,
+    save,
+    training_figure,
+    trajectory_figure,
+)
+from insertlm.tasks.zebra_clues import Clue, Street
 
 EDGES = [(1, 2), (2, 3), (3, 4), (2, 5), (6, 2)]
 
@@ -54,10 +64,13 @@ def test_what_cannot_be_saved_is_one_line(tmp_path: Path, name: str, reason: str
         lambda: trajectory_figure([], str),
         lambda: graph_figure(EDGES, 1, 4),
         lambda: training_figure([Curve("ILM", [1], [2])], ""),
+        lambda: puzzle_figure(Street(3, 3, [Clue(0, (0, 6))]), [], [(0, 0, 0)]),
+        lambda: accuracy_figure([Result("ILM", 50.0, 10, {})]),
     ],
 )
 def test_missing_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object]) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InsertlmError) as caught:
         draw()
     assert str(caught.value) == "plots need matplotlib: pip install insertlm[plot]"

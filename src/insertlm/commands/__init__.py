@@ -5,9 +5,10 @@ Modules that import torch are imported where they are needed, so that `data` and
 
 from insertlm.commands.exporting import export
 from insertlm.commands.infilling import data_infilling, infill, infill_set
-from insertlm.commands.runs import data, evaluate, generate, plot_graph, plot_training, plot_trajectory, solve, train
+from insertlm.commands.result_plots import plot_accuracy, plot_frontier, plot_judge, plot_time
+from insertlm.commands.run_plots import plot_graph, plot_puzzle, plot_training, plot_trajectory
+from insertlm.commands.runs import data, evaluate, generate, solve, train
 from insertlm.commands.serving import serve
-from insertlm.commands.text_plots import plot_frontier, plot_judge, plot_time
 from insertlm.commands.texts import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "generate",
     "infill",
     "infill_set",
+    "plot_accuracy",
     "plot_frontier",
     "plot_graph",
     "plot_judge",
+    "plot_puzzle",
     "plot_time",
     "plot_training",
     "plot_trajectory",

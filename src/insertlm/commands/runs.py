@@ -1,6 +1,4 @@
-"""The commands that train and run models on tasks: `train`, `evaluate RUN`, `generate`, `data`, `solve`, and the
-pictures of runs: `plot trajectory | graph | training`.
-"""
+"""The commands that train and run models on tasks: `train`, `evaluate RUN`, `generate`, `data`, `solve`."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import shlex
 import sys
 import time
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,26 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from insertlm.commands.models import family_of, load_model, prompts_of, settings_of, solved_of, task_named, write
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.files import check_writable, reason, write_atomically
-from insertlm.tasks.base import Example, Examples, Task
-from insertlm.tasks.star import PRESETS as STAR_PRESETS
-from insertlm.tasks.star import Star, edges_of
-from insertlm.tasks.zebra import PRESETS as ZEBRA_PRESETS
-from insertlm.tasks.zebra import Zebra
+from insertlm.tasks.base import Example
 
 if TYPE_CHECKING:
     from insertlm.api import Model
-    from insertlm.config import Recipe
-    from insertlm.decoding.settings import DecodeConfig, Prompt
+    from insertlm.decoding.settings import DecodeConfig
     from insertlm.evaluation.report import Scores
     from insertlm.training.distributed import Processes
 
-__all__ = ["data", "evaluate", "generate", "plot_graph", "plot_training", "plot_trajectory", "solve", "train"]
+__all__ = ["data", "evaluate", "generate", "solve", "train"]
 
 _LISTED = 10  # results of `generate` that get a line each
-_BATCH = 64  # sequences that `generate` and `plot` write at once
 
 
 def train(args: Namespace) -> None:
@@ -71,10 +63,10 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
     from insertlm.evaluation.report import evaluate as evaluate_family
     from insertlm.terminal import progress_bar
 
-    model = _load(args)
+    model = load_model(args)
     if not model.recipe.task.longest_prefix:
         raise InsertlmError(f"{args.model} writes from nothing, so no text is the right one; expected a model of tasks")
-    settings = _settings(model, args)
+    settings = settings_of(model, args)
     out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
     if out:
         check_writable(out)
@@ -101,22 +93,22 @@ def generate(args: Namespace) -> None:
 def _generate(args: Namespace, processes: Processes) -> None:
     from insertlm.decoding.settings import Prompt
 
-    model = _load(args)
+    model = load_model(args)
     task, count = model.recipe.task, args.count or 5
     examples = None
     if args.prompt is not None:
         prompts = [Prompt(task.parse_prompt(args.prompt), args.seed)]
     elif task.longest_prefix:
         examples = task.examples("test", count, args.seed)
-        prompts = _prompts(examples, args.seed)
+        prompts = prompts_of(examples, args.seed)
     else:
         prompts = [Prompt([], args.seed + number) for number in range(count)]
     start = time.perf_counter()
-    written = _write(model, prompts, args, processes)
+    written = write(model, prompts, args, processes)
     seconds = time.perf_counter() - start
     if not processes.first:
         return
-    solved = None if examples is None else _solved(model, written, examples)
+    solved = None if examples is None else solved_of(model, written, examples)
     if args.json:
         _print_json(model, written, solved)
         return
@@ -136,7 +128,7 @@ def data(args: Namespace) -> None:
         return
     if args.files:
         raise InsertlmError(f"unknown argument {args.files[0]}; see insertlm data --help")
-    task = _task(args.name)
+    task = task_named(args.name)
     examples = task.examples(args.split, args.count, args.seed)
     if args.out is None:
         print("\n\n".join(task.render(example) for example in examples))
@@ -178,60 +170,7 @@ def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
     print(f"wrote {out}: {tokenizer.size:,} tokens")
 
 
-def plot_trajectory(args: Namespace) -> None:
-    from insertlm.api import BUNDLED, load
-    from insertlm.plots import Panel, comparison_figure, save
-
-    places = args.models or [BUNDLED]
-    models = [load(place, args.device) for place in places]
-    titles = _labels([model.recipe for model in models], places) if len(models) > 1 else [""]
-    examples = [model.recipe.task.examples("test", args.count, args.seed) for model in models]
-    for place, theirs in zip(places, examples, strict=True):
-        if [prefix for prefix, _ in theirs] != [prefix for prefix, _ in examples[0]]:
-            raise InsertlmError(f"{place} has another task than {places[0]}; expected models of one task")
-    panels = []
-    for model, theirs, title in zip(models, examples, titles, strict=True):
-        written = _write(model, _prompts(theirs, args.seed), args)
-        panels.append(Panel(written, _solved(model, written, theirs), title))
-    save(comparison_figure(panels, lambda token: models[0].decode([token])), args.out)
-    print(f"wrote {args.out}")
-
-
-def plot_training(args: Namespace) -> None:
-    from insertlm.config import load_recipe
-    from insertlm.plots import Curve, save, training_figure
-    from insertlm.training.metrics import accuracies, read_metrics, training_seconds
-
-    logs = [read_metrics(run / "metrics.jsonl") for run in args.runs]
-    if silent := [str(run) for run, log in zip(args.runs, logs, strict=True) if not accuracies(log)]:
-        raise InsertlmError(f"no validation in {', '.join(silent)}; expected runs with train.validate_every above 0")
-    recipes = [load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs]  # seeds share a label
-    curves = []
-    for label, log in zip(_labels(recipes, args.runs), logs, strict=True):
-        steps, shares = zip(*accuracies(log), strict=True)
-        minutes = [seconds / 60 for seconds in training_seconds(log, steps)]
-        curves.append(Curve(label, steps if args.over == "steps" else minutes, shares))
-    save(training_figure(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
-    print(f"wrote {args.out}")
-
-
-def plot_graph(args: Namespace) -> None:
-    from insertlm.plots import graph_figure, save
-
-    if args.name and args.model:
-        raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
-    model = _load(args) if args.model else None
-    task = model.recipe.task if model else _task(args.name or "star-hard")
-    if not isinstance(task, Star):
-        raise InsertlmError(f"{args.model or args.name}: has no graph to draw; expected a star")
-    examples = task.examples("test", 1, args.seed)
-    target = _write(model, _prompts(examples, args.seed), args)[0].ids if model else examples[0].target
-    *flat, source, goal = examples[0].prefix
-    save(graph_figure(edges_of(flat), source, goal, task.path(target)), args.out)
-    print(f"wrote {args.out}")
-
-
-# --- Models and what they write
+# --- Several processes
 
 
 @contextmanager
@@ -247,58 +186,6 @@ def _sharing(args: Namespace) -> Iterator[Processes]:
 
 def _no_progress(done: int) -> None:
     """For processes that have nothing to show."""
-
-
-def _load(args: Namespace) -> Model:
-    from insertlm.api import BUNDLED, load
-
-    return load(args.model or BUNDLED, args.device)
-
-
-def _settings(model: Model, args: Namespace) -> DecodeConfig:
-    from insertlm.config import override_decode
-
-    return override_decode(model.recipe.decode, args.overrides)
-
-
-def _labels(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
-    """The name of each one's family; where recipes that differ share it, with the place of the first one like it."""
-    names = {recipe: str(recipe.family.__struct_config__.tag).upper() for recipe in recipes}
-    shared = Counter(names.values())
-    labels: dict[Recipe, str] = {}
-    for recipe, place in zip(recipes, places, strict=True):
-        name = names[recipe]
-        labels.setdefault(recipe, name if shared[name] == 1 else f"{name} ({place})")
-    return [labels[recipe] for recipe in recipes]
-
-
-def _prompts(examples: Examples, seed: int) -> list[Prompt]:
-    from insertlm.decoding.settings import Prompt
-
-    return [Prompt(example.prefix, seed + number) for number, example in enumerate(examples)]
-
-
-def _write(
-    model: Model, prompts: Sequence[Prompt], args: Namespace, processes: Processes | None = None
-) -> list[Trajectory]:
-    from insertlm.evaluation.accuracy import generate as generate_texts
-
-    return list(generate_texts(model.family, prompts, _settings(model, args), _BATCH, processes=processes))
-
-
-def _solved(model: Model, written: Sequence[Trajectory], examples: Examples) -> list[bool]:
-    scores = (
-        model.recipe.task.scores(example, trajectory.ids) for trajectory, example in zip(written, examples, strict=True)
-    )
-    return [score["sequence_accuracy"] == 1 for score in scores]
-
-
-def _task(name: str) -> Task:
-    known: dict[str, Task] = {name: Star(**keys) for name, keys in STAR_PRESETS.items()}
-    known |= {name: Zebra(**keys) for name, keys in ZEBRA_PRESETS.items()}
-    if name not in known:
-        raise InsertlmError(f"unknown dataset {name!r}; expected one of {', '.join(known)}")
-    return known[name]
 
 
 # --- Printing and recording
@@ -324,6 +211,7 @@ def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespac
     return {
         "command": args.line,
         "model": args.model,
+        "family": family_of(model.recipe),
         "step": model.step,
         "parameters": sum(parameter.numel() for parameter in model.family.parameters()),
         "split": args.split,

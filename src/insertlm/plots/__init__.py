@@ -1,11 +1,13 @@
-"""Pictures: how sequences were written, star graphs, training curves, and what evaluations of texts found."""
+"""Pictures: how sequences were written, star graphs and puzzles, training curves, and what evaluations found."""
 
 from __future__ import annotations
 
+from insertlm.plots.accuracy import Result, accuracy_figure
 from insertlm.plots.figure import save
 from insertlm.plots.frontier import frontier_figure
 from insertlm.plots.graph import graph_figure
 from insertlm.plots.judging import Judged, judge_figure
+from insertlm.plots.puzzle import Written, puzzle_figure
 from insertlm.plots.timing import timing_figure
 from insertlm.plots.traces import Trace
 from insertlm.plots.training import Curve, training_figure
@@ -15,11 +17,15 @@ __all__ = [
     "Curve",
     "Judged",
     "Panel",
+    "Result",
     "Trace",
+    "Written",
+    "accuracy_figure",
     "comparison_figure",
     "frontier_figure",
     "graph_figure",
     "judge_figure",
+    "puzzle_figure",
     "save",
     "timing_figure",
     "training_figure",

@@ -20,7 +20,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["LINE", "STYLES", "blank", "chart", "key", "readable_on", "save", "sheet", "styles_of"]
+__all__ = [
+    "LINE",
+    "STYLES",
+    "blank",
+    "chart",
+    "draw_box",
+    "draw_mark",
+    "draw_order_bar",
+    "dress",
+    "key",
+    "readable_on",
+    "save",
+    "sheet",
+    "styles_of",
+    "turn_colours",
+]
 
 FORMATS = (".png", ".svg", ".pdf")
 INK, FAINT, GREY = "#1f2430", "#8b93a1", "#eceef2"
@@ -56,6 +71,12 @@ def chart(labels: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, Ax
     height = HEIGHT + ENTRY * math.ceil(len(labels) / columns)
     figure = blank(max(WIDTH, entry), height, layout="constrained")
     axes = figure.add_subplot()
+    dress(axes, x_label, y_label)
+    return figure, axes
+
+
+def dress(axes: Axes, x_label: str, y_label: str) -> None:
+    """Two thin lines, a faint grid and small letters."""
     axes.set_xlabel(x_label, fontsize=9, color=INK)
     axes.set_ylabel(y_label, fontsize=9, color=INK)
     axes.tick_params(color=FAINT, labelcolor=INK, labelsize=8)
@@ -63,7 +84,6 @@ def chart(labels: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, Ax
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color(FAINT)
-    return figure, axes
 
 
 def key(figure: Figure, handles: Mapping[str, Any]) -> None:
@@ -82,6 +102,48 @@ def _key_columns(labels: Sequence[str]) -> tuple[float, int]:
     """The inches an entry needs, and how many entries fit into a line."""
     entry = 0.7 + LETTER * max(map(len, labels))
     return entry, min(len(labels), max(1, int(WIDTH / entry)))
+
+
+# --- The order of writing
+
+
+def turn_colours(last: int) -> list[str]:
+    """A colour for each turn from 0 (grey: given) over 1 (light) to the last (dark)."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    shades = colormaps["magma_r"]
+    # Without its ends, which are hard to tell from the paper and from black.
+    return [GREY, *(to_hex(shades(0.08 + 0.74 * turn / max(1, last - 1))) for turn in range(last))]
+
+
+def draw_order_bar(figure: Figure, colours: Sequence[str], left: float, bottom: float, label: str) -> None:
+    """The colours of all turns, with a few of their numbers. left, bottom: inches from the corner of the figure"""
+    width, height = figure.get_size_inches()
+    last = len(colours) - 1
+    bar = figure.add_axes((left / width, bottom / height, 2.4 / width, 0.09 / height), xlim=(0.5, last + 0.5))
+    bar.bar(range(1, last + 1), 1.0, width=1.0, color=colours[1:])
+    bar.set(ylim=(0, 1), yticks=[], xticks=sorted({round(1 + (last - 1) * i / 4) for i in range(5)}))
+    bar.set_xlabel(label, fontsize=8, color=INK, labelpad=2)
+    bar.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK, pad=1.5)
+    bar.spines[:].set_visible(False)
+
+
+def draw_box(axes: Axes, left: float, top: float, width: float, height: float, **style: Any) -> None:
+    """With round corners, in inches."""
+    from matplotlib.patches import FancyBboxPatch
+
+    shape = "round,pad=0,rounding_size=0.07"
+    axes.add_patch(FancyBboxPatch((left, top), width, height, boxstyle=shape, **style))
+
+
+def draw_mark(axes: Axes, left: float, middle: float, *, good: bool) -> None:
+    """A tick or a cross."""
+    mark, colour = ("✓", GOOD) if good else ("✗", BAD)
+    axes.text(left, middle, mark, va="center", fontsize=13, color=colour, weight="bold")
+
+
+# --- Ink and files
 
 
 def readable_on(fill: str) -> str:

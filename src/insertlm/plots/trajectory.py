@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from insertlm.decoding.trajectory import Trajectory
-from insertlm.plots.figure import BAD, FAINT, GOOD, GREY, INK, blank, readable_on
+from insertlm.plots.figure import FAINT, INK, blank, draw_box, draw_mark, draw_order_bar, readable_on, turn_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,19 +63,19 @@ def comparison_figure(panels: Sequence[Panel], names: Callable[[int], str]) -> F
     """A panel for each way of writing, on one scale of colours: side by side where that fits, else below each other."""
     laid = [_lay_out(panel, names) for panel in panels]
     cells = [cell for each in laid for row in each.rows for cell in row]
-    colours = _turn_colours(max([1, *(cell.turn for cell in cells)]))
     width = max([NARROWEST, *(cell.left + cell.width for cell in cells)]) + 2 * SIDE
     head = TOP + (TITLE if any(panel.title for panel in panels) else 0.0)
     columns = _columns(len(panels), max(1, int((WIDEST + 2 * SIDE) / width)))
     lines = [laid[first : first + columns] for first in range(0, len(laid), columns)]
     heights = [head + LINE * max(each.starts[-1] for each in line) for line in lines]
     figure = blank(columns * width, sum(heights) + BOTTOM)
+    colours = turn_colours(max([1, *(cell.turn for cell in cells)]))
     for number, line in enumerate(lines):
         bottom = BOTTOM + sum(heights[number + 1 :])
         for column, each in enumerate(line):
             axes = _axes(figure, column * width, bottom, width, heights[number], head)
             _draw_panel(axes, each, colours)
-    _draw_bar(figure, colours)
+    draw_order_bar(figure, colours, SIDE, 0.42, "insertion order")
     return figure
 
 
@@ -125,22 +125,9 @@ def _cells(trajectory: Trajectory, names: Callable[[int], str], line: int) -> li
     return cells
 
 
-def _turn_colours(last: int) -> list[str]:
-    """A colour for each turn from 0 (grey: given) over 1 (light) to the last (dark)."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    shades = colormaps["magma_r"]
-    # Without its ends, which are hard to tell from the paper and from black.
-    return [GREY, *(to_hex(shades(0.08 + 0.74 * turn / max(1, last - 1))) for turn in range(last))]
-
-
 def _draw_cell(axes: Axes, cell: _Cell, fill: str) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
     top, middle, ink = cell.line * LINE, cell.left + cell.width / 2, readable_on(fill)
-    shape = "round,pad=0,rounding_size=0.07"
-    axes.add_patch(FancyBboxPatch((cell.left, top), cell.width, CELL, boxstyle=shape, color=fill, linewidth=0))
+    draw_box(axes, cell.left, top, cell.width, CELL, color=fill, linewidth=0)
     # parse_math: a `$` is a token like any other
     name = axes.text(middle, top + CELL / 2, cell.name, fontsize=10.5, color=ink, parse_math=False)
     name.set(ha="center", va="center")
@@ -159,17 +146,4 @@ def _label_rows(axes: Axes, laid: _Laid) -> None:
             axes.text(0, middle, "(empty)", va="center", fontsize=9, color=FAINT)
     for row, start, good in zip(rows, starts, marks or [], strict=marks is not None):
         end, line = (row[-1].left + row[-1].width, row[-1].line) if row else (0.7, start)
-        mark, colour = ("✓", GOOD) if good else ("✗", BAD)
-        axes.text(end + 0.12, line * LINE + CELL / 2, mark, va="center", fontsize=13, color=colour, weight="bold")
-
-
-def _draw_bar(figure: Figure, colours: Sequence[str]) -> None:
-    """The colours of all turns, with a few of their numbers."""
-    width, height = figure.get_size_inches()
-    last = len(colours) - 1
-    bar = figure.add_axes((SIDE / width, 0.42 / height, 2.4 / width, 0.09 / height), xlim=(0.5, last + 0.5))
-    bar.bar(range(1, last + 1), 1.0, width=1.0, color=colours[1:])
-    bar.set(ylim=(0, 1), yticks=[], xticks=sorted({round(1 + (last - 1) * i / 4) for i in range(5)}))
-    bar.set_xlabel("insertion order", fontsize=8, color=INK, labelpad=2)
-    bar.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK, pad=1.5)
-    bar.spines[:].set_visible(False)
+        draw_mark(axes, end + 0.12, line * LINE + CELL / 2, good=good)

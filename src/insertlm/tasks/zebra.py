@@ -36,7 +36,7 @@ from insertlm.tasks.zebra_clues import LEAST, MOST_TOKENS, SIDE, TOKENIZER, Stre
 from insertlm.tasks.zebra_puzzles import VERSION, Puzzles, Sizes, make
 from insertlm.tokenizers import WordTokenizer
 
-__all__ = ["PRESETS", "Zebra", "table"]
+__all__ = ["PRESETS", "Triple", "Zebra", "in_threes", "places", "table"]
 
 PRESETS: dict[str, dict[str, Any]] = {"zebra": {}}
 
@@ -101,7 +101,7 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
         street = read(TOKENIZER.decode(example.prefix))
         lines = [f"{street.size} houses, {street.attributes} attributes"]
         lines += [f"{number:3}. {clue.in_english()}" for number, clue in enumerate(street.clues, start=1)]
-        lines += ["", table(street, _triples(example.target)), ""]
+        lines += ["", table(street, in_threes(example.target)), ""]
         lines += [f"clues  {TOKENIZER.decode(example.prefix)}", f"target {TOKENIZER.decode(example.target)}"]
         return "\n".join(lines)
 
@@ -125,9 +125,9 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
         where the triples say values live   sequence_accuracy_MxN: the first, for puzzles of M houses and N attributes
         """
         street = read(TOKENIZER.decode(example.prefix))
-        right, found = _triples(example.target), _triples(written)
+        right, found = set(in_threes(example.target)), set(in_threes(written))
         solved = float(right == found)
-        place = _places(found)
+        place = places(found)
         return {
             "sequence_accuracy": solved,
             "token_accuracy": len(right & found) / len(right),
@@ -159,16 +159,16 @@ def table(street: Street, triples: Collection[Triple]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _triples(ids: Sequence[int]) -> set[Triple]:
-    """What a target says; one that breaks off ends in fewer than three ids."""
-    return {tuple(ids[i : i + 3]) for i in range(0, len(ids), 3)}
+def in_threes(values: Sequence[int]) -> list[Triple]:
+    """The ids of a target, or what belongs to them, as triples; a text that breaks off ends in fewer than three."""
+    return [tuple(values[i : i + 3]) for i in range(0, len(values), 3)]
 
 
-def _places(triples: set[Triple]) -> dict[int, int]:
+def places(triples: Collection[Triple]) -> dict[int, int]:
     """The house of every value that has exactly one."""
-    places: dict[int, set[int]] = {}
+    houses: dict[int, set[int]] = {}
     for triple in triples:
         if len(triple) == 3 and max(triple) < SIDE:
             attribute, house, value = triple
-            places.setdefault(SIDE * attribute + value, set()).add(house)
-    return {cell: houses.pop() for cell, houses in places.items() if len(houses) == 1}
+            houses.setdefault(SIDE * attribute + value, set()).add(house)
+    return {cell: found.pop() for cell, found in houses.items() if len(found) == 1}

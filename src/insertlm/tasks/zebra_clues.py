@@ -24,6 +24,7 @@ from insertlm.errors import InsertlmError
 from insertlm.tokenizers import WordTokenizer
 
 __all__ = [
+    "ATTRIBUTES",
     "HOUSE",
     "KINDS",
     "LEAST",
@@ -60,6 +61,7 @@ _ENGLISH = (
     "{y} is between {x} and {z}",
 )
 _ENGLISH_HOUSE = ("{x} is in {y}", "{x} is not in {y}")
+ATTRIBUTES = ("colour", "person", "pet", "drink", "food", "hobby")  # what people call them; clues do not
 _NAMES = (
     ("red", "blue", "green", "white", "yellow", "black"),
     ("Anna", "Ben", "Clara", "David", "Emma", "Felix"),

@@ -1,0 +1,82 @@
+"""The commands that draw runs and what their models write: `plot trajectory | graph | puzzle | training`."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from insertlm.commands.models import labels_of, load_model, prompts_of, solved_of, task_named, write
+from insertlm.errors import InsertlmError
+from insertlm.tasks.star import Star, edges_of
+from insertlm.tasks.zebra import Zebra, in_threes
+from insertlm.tasks.zebra_clues import read
+
+__all__ = ["plot_graph", "plot_puzzle", "plot_training", "plot_trajectory"]
+
+
+def plot_trajectory(args: Namespace) -> None:
+    from insertlm.api import BUNDLED, load
+    from insertlm.plots import Panel, comparison_figure, save
+
+    places = args.models or [BUNDLED]
+    models = [load(place, args.device) for place in places]
+    titles = labels_of([model.recipe for model in models], places) if len(models) > 1 else [""]
+    examples = [model.recipe.task.examples("test", args.count, args.seed) for model in models]
+    for place, theirs in zip(places, examples, strict=True):
+        if [prefix for prefix, _ in theirs] != [prefix for prefix, _ in examples[0]]:
+            raise InsertlmError(f"{place} has another task than {places[0]}; expected models of one task")
+    panels = []
+    for model, theirs, title in zip(models, examples, titles, strict=True):
+        written = write(model, prompts_of(theirs, args.seed), args)
+        panels.append(Panel(written, solved_of(model, written, theirs), title))
+    save(comparison_figure(panels, lambda token: models[0].decode([token])), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_training(args: Namespace) -> None:
+    from insertlm.config import load_recipe
+    from insertlm.plots import Curve, save, training_figure
+    from insertlm.training.metrics import accuracies, read_metrics, training_seconds
+
+    logs = [read_metrics(run / "metrics.jsonl") for run in args.runs]
+    if silent := [str(run) for run, log in zip(args.runs, logs, strict=True) if not accuracies(log)]:
+        raise InsertlmError(f"no validation in {', '.join(silent)}; expected runs with train.validate_every above 0")
+    recipes = [load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs]  # seeds share a label
+    curves = []
+    for label, log in zip(labels_of(recipes, args.runs), logs, strict=True):
+        steps, shares = zip(*accuracies(log), strict=True)
+        minutes = [seconds / 60 for seconds in training_seconds(log, steps)]
+        curves.append(Curve(label, steps if args.over == "steps" else minutes, shares))
+    save(training_figure(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_graph(args: Namespace) -> None:
+    from insertlm.plots import graph_figure, save
+
+    if args.name and args.model:
+        raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
+    model = load_model(args) if args.model else None
+    task = model.recipe.task if model else task_named(args.name or "star-hard")
+    if not isinstance(task, Star):
+        raise InsertlmError(f"{args.model or args.name}: has no graph to draw; expected a star")
+    examples = task.examples("test", 1, args.seed)
+    target = write(model, prompts_of(examples, args.seed), args)[0].ids if model else examples[0].target
+    *flat, source, goal = examples[0].prefix
+    save(graph_figure(edges_of(flat), source, goal, task.path(target)), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_puzzle(args: Namespace) -> None:
+    from insertlm.plots import Written, puzzle_figure, save
+
+    model = load_model(args)
+    task = model.recipe.task
+    if not isinstance(task, Zebra):
+        raise InsertlmError(f"{args.model}: has no puzzle to draw; expected a model of zebra puzzles")
+    examples = task.examples("test", 1, args.seed)
+    [trajectory] = write(model, prompts_of(examples, args.seed), args)
+    [(prefix, target)] = examples
+    found = zip(in_threes(trajectory.ids), in_threes(trajectory.turns), strict=True)
+    written = [Written(ids, max(turns)) for ids, turns in found]
+    save(puzzle_figure(read(task.tokenizer.decode(prefix)), written, in_threes(target)), args.out)
+    print(f"wrote {args.out}")

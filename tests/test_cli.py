@@ -325,6 +325,30 @@ def test_seeds_share_a_label_and_recipes_that_differ_do_not(
     assert [curve.label for curve in curves] == ["ILM (seed1)", "ILM (seed1)", "ILM (other)"]
 
 
+def test_stages_are_one_line(capsys: pytest.CaptureFixture[str], curves: list[Curve]) -> None:
+    second = train("--train.start", RUN, run="second")
+    output(capsys, "plot", "training", second, RUN, "--over", "steps")
+    output(capsys, "plot", "training", RUN, "--over", "steps")
+    output(capsys, "plot", "training", second, "--over", "steps")
+    both, first, alone = curves
+    assert both.label == "ILM"
+    assert list(both.x) == [*first.x, *(max(first.x) + step for step in alone.x)]
+    assert list(both.accuracy) == [*first.accuracy, *alone.accuracy]
+
+
+def test_runs_that_begin_with_the_same_one_are_lines_of_their_own(
+    capsys: pytest.CaptureFixture[str], curves: list[Curve]
+) -> None:
+    others = [train("--train.start", RUN, "--train.seed", seed, run=f"from{seed}") for seed in "12"]
+    output(capsys, "plot", "training", RUN, *others)
+    assert [len(curve.x) for curve in curves] == [validations(RUN) + validations(other) for other in others]
+    assert curves[0].x[0] == curves[1].x[0]
+
+
+def validations(run: str) -> int:
+    return Path(run, "metrics.jsonl").read_text(encoding="utf-8").count("validation_sequence_accuracy")
+
+
 # --- The command itself
 
 

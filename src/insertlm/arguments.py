@@ -341,7 +341,9 @@ def _add_plot(subparsers: Any) -> None:
         picture.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the examples (default: 0)")
         _add_device(picture)
     curves = _add(pictures, "training", "draw validation accuracy over training", function="plot_training")
-    curves.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder; a line each")
+    curves.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folder; a line each, or for several in stages"
+    )
     curves.add_argument(
         "--over", type=_over, default="minutes", metavar="AXIS", help="minutes of training (default) or steps"
     )

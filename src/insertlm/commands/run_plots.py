@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from insertlm.commands.models import labels_of, load_model, prompts_of, solved_of, task_named, write
 from insertlm.errors import InsertlmError
 from insertlm.tasks.star import Star, edges_of
 from insertlm.tasks.zebra import Zebra, in_threes
 from insertlm.tasks.zebra_clues import read
+
+if TYPE_CHECKING:
+    from insertlm.config import Recipe
+    from insertlm.training.metrics import Measure
 
 __all__ = ["plot_graph", "plot_puzzle", "plot_training", "plot_trajectory"]
 
@@ -35,19 +42,48 @@ def plot_trajectory(args: Namespace) -> None:
 def plot_training(args: Namespace) -> None:
     from insertlm.config import load_recipe
     from insertlm.plots import Curve, save, training_figure
-    from insertlm.training.metrics import accuracies, read_metrics, training_seconds
+    from insertlm.training.metrics import accuracies, read_metrics
 
-    logs = [read_metrics(run / "metrics.jsonl") for run in args.runs]
-    if silent := [str(run) for run, log in zip(args.runs, logs, strict=True) if not accuracies(log)]:
+    logs = {run: read_metrics(run / "metrics.jsonl") for run in args.runs}
+    if silent := [str(run) for run, log in logs.items() if not accuracies(log)]:
         raise InsertlmError(f"no validation in {', '.join(silent)}; expected runs with train.validate_every above 0")
-    recipes = [load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs]  # seeds share a label
+    recipes = {run: load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs}  # seeds share a label
+    stages = _stages(recipes)
+    labels = labels_of([recipes[first] for first, *_ in stages], [first for first, *_ in stages])
     curves = []
-    for label, log in zip(labels_of(recipes, args.runs), logs, strict=True):
-        steps, shares = zip(*accuracies(log), strict=True)
-        minutes = [seconds / 60 for seconds in training_seconds(log, steps)]
-        curves.append(Curve(label, steps if args.over == "steps" else minutes, shares))
+    for label, runs in zip(labels, stages, strict=True):
+        places, shares = _joined([logs[run] for run in runs], over_steps=args.over == "steps")
+        curves.append(Curve(label, places, shares))
     save(training_figure(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
     print(f"wrote {args.out}")
+
+
+def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:
+    """For every run that no other of these goes on from: those before it, which it and they began with, and itself."""
+    by_name = {run.name: run for run in recipes}  # folders may have moved since
+    before = {run: by_name.get(Path(recipe.train.start).name) for run, recipe in recipes.items()}
+    chains = []
+    for run in recipes:
+        chain = [run]
+        while (earlier := before[chain[0]]) is not None and earlier not in chain:
+            chain.insert(0, earlier)
+        chains.append(chain)
+    return [chain for chain in chains if not any(chain[-1] in other[:-1] for other in chains)]
+
+
+def _joined(logs: Sequence[Sequence[Measure]], *, over_steps: bool) -> tuple[list[float], list[float]]:
+    """The validations of stages, each after the last one's end: minutes or steps, and accuracies."""
+    from insertlm.training.metrics import accuracies, training_seconds
+
+    places, shares, end = list[float](), list[float](), 0.0
+    for log in logs:
+        steps = [step for step, _ in accuracies(log)]
+        last = max(measure.step for measure in log)
+        own = [*steps, last] if over_steps else [seconds / 60 for seconds in training_seconds(log, [*steps, last])]
+        places += [end + place for place in own[:-1]]
+        shares += [share for _, share in accuracies(log)]
+        end += own[-1]
+    return places, shares
 
 
 def plot_graph(args: Namespace) -> None:

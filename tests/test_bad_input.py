@@ -145,7 +145,7 @@ def newest() -> Path:
         ("plot training run --over epochs", "argument --over: expected one of minutes, steps, got 'epochs'"),
         ("plot training nothing", "nothing/metrics.jsonl: no such file; expected the metrics of a run"),
         ("plot training run", "no validation in run; expected runs with train.validate_every above 0"),
-        ("plot training run run", "no validation in run, run; expected runs with train.validate_every above 0"),
+        ("plot training run run", "no validation in run; expected runs with train.validate_every above 0"),
         ("plot trajectory run star-hard-mini", "star-hard-mini has another task than run; expected models of one task"),
         ("train r.yaml --device tpu", "unknown device 'tpu'; expected cpu or cuda"),
         ("train r.yaml --train 5", "unknown argument --train; expected --train.KEY VALUE"),

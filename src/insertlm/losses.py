@@ -138,21 +138,12 @@ def _shares_halved(logits: Tensor, mass: Tensor, weight: Tensor, cell: Tensor, e
 
 
 @_forward.register_fake
-def _(hidden: Tensor, unembedding: Tensor, row: Tensor, token: Tensor, halved: bool) -> tuple[Tensor, Tensor]:
+def _(hidden: Tensor, unembedding: Tensor, row: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return hidden.new_empty(hidden.shape[0]), hidden.new_empty(row.shape[0])
 
 
 @_backward.register_fake
-def _(
-    mass_grad: Tensor,
-    score_grad: Tensor,
-    hidden: Tensor,
-    unembedding: Tensor,
-    row: Tensor,
-    token: Tensor,
-    mass: Tensor,
-    halved: bool,
-) -> tuple[Tensor, Tensor]:
+def _(mass_grad: Tensor, score_grad: Tensor, hidden: Tensor, unembedding: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(hidden), torch.empty_like(unembedding)
 
 

@@ -19,7 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.backbone.fused import ROWS
+from insertlm.backbone.fused import whole_blocks
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.families.base import Noise, Rows
@@ -96,7 +96,7 @@ def test_targets_are_what_is_missing_in_each_slot(
         assert int(slots.packing.lengths[b]) == len(visible)
         first += len(visible)
     assert not slots.missing[first:].any()
-    blocks = -(-slots.packing.keep.numel() // ROWS) * ROWS
+    blocks = whole_blocks(slots.packing.keep.numel())
     assert len(slots.missing) == (first if capacity is None else min(capacity, blocks))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.config import FamilyConfig
@@ -134,6 +135,23 @@ def test_what_some_processes_save_others_go_on_from(
     tensors = sum(x.nbytes for part in step_of("ilm").state().values() for x in part.values())
     assert len(files) == 3 * writers
     assert sum(path.stat().st_size for path in files) < tensors + 8_000 * len(files), "something was written twice"
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_they_begin_with_given_weights_as_one_does(in_processes: InProcesses, sharded: bool) -> None:
+    weights = {name: x + 0.01 for name, x in step_of("ilm").state()["weights"].items()}
+    alone = step_of("ilm")
+    alone.begin_with(weights)
+    expected = losses(alone, HALF)
+    assert expected != losses(step_of("ilm"), HALF)
+    for each in in_processes(2, partial(begun, weights, sharded)):
+        assert_same(each, expected)
+
+
+def begun(weights: dict[str, Tensor], sharded: bool, processes: Processes) -> list[dict[str, float]]:
+    step = step_of("ilm", processes, sharded)
+    step.begin_with(weights)
+    return losses(step, HALF)
 
 
 def start(in_processes: InProcesses, world: int, work: Callable[[Processes], Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
@@ -141,6 +142,19 @@ def test_another_vocabulary_is_another_run(folder: Path) -> None:
     train_bpe(STORIES, 280).save(folder / "tokenizer.json")
     with pytest.raises(InsertlmError, match=r"holds a run of another recipe \(.*tokenizer\.json has changed since\)"):
         train(recipe_of(folder), run, CPU, quiet())
+
+
+@pytest.mark.parametrize("kind", ["text", "star"])
+def test_a_run_does_not_begin_with_a_model_of_another_vocabulary(folder: Path, kind: str) -> None:
+    place = "star-hard-mini"
+    if kind == "text":
+        place = str(folder / "first")
+        train(recipe_of(folder), Path(place), CPU, quiet())
+        train_bpe(STORIES, 280).save(folder / "tokenizer.json")
+    recipe = recipe_of(folder)
+    recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, start=place))
+    with pytest.raises(InsertlmError, match=rf"train\.start {place}: has another tokenizer than .*tokenizer\.json"):
+        train(recipe, folder / "second", CPU, quiet())
 
 
 def test_the_loss_of_a_validation_is_the_same_every_time_and_hardly_depends_on_the_batch(folder: Path) -> None:

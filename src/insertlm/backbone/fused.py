@@ -15,10 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["ROWS", "layer_norm", "linear", "rotate"]
+__all__ = ["ROWS", "layer_norm", "linear", "rotate", "whole_blocks"]
 
 ROWS = 128  # of a block; buffers of a fixed capacity hold whole blocks
 _EPSILON = 1e-5
+
+
+def whole_blocks(rows: int) -> int:
+    """As many rows, rounded up to whole blocks."""
+    return -(-rows // ROWS) * ROWS
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -60,7 +60,7 @@ def plot_training(args: Namespace) -> None:
 
 def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:
     """For every run that no other of these goes on from: those before it, which it and they began with, and itself."""
-    by_name = {run.name: run for run in recipes}  # folders may have moved since
+    by_name = {run.resolve().name: run for run in recipes}  # folders may have moved since
     before = {run: by_name.get(Path(recipe.train.start).name) for run, recipe in recipes.items()}
     chains = []
     for run in recipes:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixCache
-from insertlm.backbone.fused import ROWS
+from insertlm.backbone.fused import whole_blocks
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.sampling import choose, draws
@@ -87,8 +87,7 @@ def pack(rows: Rows, noise: Noise, capacity: int | None = None) -> Packed:
     # No more rows predict than there are, nor than there are target cells (in whole blocks of rows). Where texts differ
     # much in length the first bound is the lower one, behind long prefixes the second. Nothing attends within these
     # rows, so that many may be spare.
-    most = -(-there.numel() // ROWS) * ROWS
-    predicted = Packing(there, None if capacity is None else min(capacity, most))
+    predicted = Packing(there, None if capacity is None else min(capacity, whole_blocks(there.numel())))
     before = (packing.starts + rows.given_length - 1)[:, None]
     return Packed(
         tokens=packing.pack(fed),

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.backbone.attention import bidirectional_attention
-from insertlm.backbone.fused import ROWS
+from insertlm.backbone.fused import whole_blocks
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
 from insertlm.decoding.insertion import InsertionWriter, spread
@@ -88,8 +88,7 @@ def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
     cells, in whole blocks of rows."""
     length = x.deleted.shape[1]
     keep = F.pad(x.packing.keep[:, x.packing.keep.shape[1] - length :], (1, 0), value=True)
-    most = -(-keep.numel() // ROWS) * ROWS
-    packing = Packing(keep, None if capacity is None else min(capacity, most))
+    packing = Packing(keep, None if capacity is None else min(capacity, whole_blocks(keep.numel())))
     of = packing.where[:, 1:]
     missing = of.new_zeros(packing.total).scatter_add(0, of.flatten(), x.deleted.flatten().long())
     bos = x.stop[:, None] + 1

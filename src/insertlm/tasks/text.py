@@ -87,8 +87,9 @@ class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
         self.tokenizer.save(folder / _KEPT)
 
     def keeps(self, folder: Path) -> bool:
-        """Whether the copy in `folder` is this tokenizer."""
-        return load_tokenizer(str(folder / _KEPT)).fingerprint == self.tokenizer.fingerprint
+        """Whether there is a copy in `folder`, and of this tokenizer."""
+        copy = folder / _KEPT
+        return copy.is_file() and load_tokenizer(str(copy)).fingerprint == self.tokenizer.fingerprint
 
     def kept(self, folder: Path) -> Text:
         """This task with the copy in `folder`, if there is one."""

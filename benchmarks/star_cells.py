@@ -21,7 +21,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 # Ways to write that a trained model is evaluated with: a row of the table each. Others have the one of their recipe.
 WAYS: dict[str, list[dict[str, str]]] = {
     "mdm": [{"order": "random"}, {"order": "certainty"}, {"order": "margin"}],
-    "it": [{"parallel": "1"}, {"parallel": "0"}],
+    "it": [{"parallel": "1"}, {"parallel": "0"}, {"stop_threshold": "0.5"}],
 }
 
 

@@ -96,6 +96,11 @@ class Dense:
         assert self.config.max_length is not None
         return self.config.max_length - 2 - len(self.prompt.prefix) - len(self.text)
 
+    def once(self, tokens: dict[int, int]) -> dict[int, int]:
+        """Without those left of a word like theirs, on the right of which the same is written."""
+        left = {slot for slot, word in enumerate(self.text) if tokens.get(slot) == tokens.get(slot + 1) == word}
+        return {slot: token for slot, token in tokens.items() if slot not in left}
+
     def write(self, tokens: dict[int, int]) -> list[int]:
         """Into these slots; the ranks, in reading order."""
         ranks = [slot + number for number, slot in enumerate(sorted(tokens))]
@@ -125,7 +130,7 @@ def test_greedy_writing_by_hand(
                 break
             best = sorted(unsettled, key=lambda slot: -worth(table[slot], config.order))
             best = best[: min(config.parallel or len(best), dense.room)]
-            tokens = {slot: int(np.argmax(table[slot][:-1])) for slot in best}
+            tokens = dense.once({slot: int(np.argmax(table[slot][:-1])) for slot in best})
             for rank, slot in zip(dense.write(tokens), sorted(tokens), strict=True):
                 events.append((number, rank, tokens[slot], math.log(table[slot][tokens[slot]]), stop))
         assert [event[:3] for event in written.events] == [event[:3] for event in events]
@@ -140,7 +145,8 @@ def test_greedy_writing_by_hand(
 def test_every_step_writes_one_token_into_each_of_the_slots_it_may(
     tiny_it: TinyIt, slot_rows: SlotRows, batch: list[Prompt], config: DecodeConfig, prefix_lm: bool
 ) -> None:
-    """However tokens are drawn: words only, into gaps that are open and not closed, no two into one."""
+    """However tokens are drawn: words only, into gaps that are open and not closed, no two into one. (A slot left of a
+    word may leave it to the slot on its right.)"""
     it = tiny_it(prefix_lm=prefix_lm)
     for prompt, written in zip(batch, it.decode(batch, config), strict=True):
         dense = Dense(it, slot_rows, prompt, config)
@@ -148,7 +154,10 @@ def test_every_step_writes_one_token_into_each_of_the_slots_it_may(
             events = [event for event in written.events if event.step == number]
             table, unsettled, stop = dense.ask()
             tokens = {event.rank - i: event.token for i, event in enumerate(events)}
-            assert len(tokens) == len(events) == min(config.parallel or len(unsettled), len(unsettled), dense.room)
+            most = min(config.parallel or len(unsettled), len(unsettled), dense.room)
+            alike = [slot for slot, word in enumerate(dense.text) if slot not in tokens and word in tokens.values()]
+            assert most - len(alike) <= len(tokens) == len(events) <= most
+            assert tokens == dense.once(tokens)
             assert set(tokens) <= set(unsettled)
             assert set(tokens.values()) <= set(range(WORDS))
             for (slot, token), event in zip(tokens.items(), events, strict=True):
@@ -200,7 +209,7 @@ def test_a_cached_prefix_changes_nothing(tiny_it: TinyIt, batch: list[Prompt], c
         ({"order": "margin"}, [1]),
         ({"order": "mass"}, [2]),
         ({"order": "mass", "parallel": 2}, [1, 3]),
-        ({"parallel": 0}, [0, 2, 4]),
+        ({"parallel": 0}, [1, 3]),  # not 0 as well: both sides of the 0 ask for a 0
         ({"parallel": 0, "stop_threshold": 0.3}, [1, 3]),
         ({"order": "certainty", "stop_threshold": 0.3}, [1]),
         ({"parallel": 0, "stop_threshold": 0.25}, [2]),
@@ -257,7 +266,7 @@ def test_special_tokens_are_never_written_however_likely(tiny_it: TinyIt, parall
     it.unembedding.weight.data[it.specials.eos] = 0  # or slots would close
     config = settled(ENDLESS, parallel=parallel, temperature=temperature)
     for written in it.decode([Prompt([0, 1], seed) for seed in range(20)], config):
-        assert len(written.ids) == (4 if parallel else 15)
+        assert len(written.ids) in ([4] if parallel else range(8, 16))
         assert set(written.ids) <= set(range(WORDS))
         assert all(event.log_probability > -30 for event in written.events)  # they take no mass either
 
@@ -271,8 +280,7 @@ def test_sampled_tokens_come_as_often_as_they_should_in_every_slot(
     table = torch.tensor(Dense(it, slot_rows, Prompt([], start=start), config).ask()[0])[:, :-1]
     counts = torch.zeros(WORDS, WORDS)
     for written in it.decode([Prompt([], seed, start) for seed in range(2000)], config):
-        left, _, right = written.ids
-        counts[left, right] += 1
+        counts[written.ids[0], written.ids[-1]] += 1  # a 1 on both sides of the 1 is written once
     assert fits(counts, table[0][:, None] * table[1])
 
 

@@ -10,6 +10,9 @@ Design choices, those of Stern et al. unless said:
 - Decoding: a slot is closed while P(<eos>) reaches `decode.stop_threshold`; a text is complete when all slots open to
   it are closed. Of the others the best one gets a token (`decode.parallel` 1; if greedy, this is the likeliest pair of
   slot and token), or the n best do (n), or all (0): then a text could double in every step.
+- A word that is missing beside its like is missing on both sides of it, by half: the text is the same. So thresholds up
+  to a half can close both slots too early, as a rule that takes each slot's likeliest would; recipes have 0.7.
+  Of two slots on either side of a word that would both write that word in one step, only the right one does.
 
 The Insertion Transformer that the ILM's authors released differs, in ways that cost it accuracy. Not repeated here:
 - a slot with c missing tokens was divided by c + 1, so that one with a single missing token weighed half;
@@ -190,6 +193,7 @@ class _Writing(InsertionWriter):
         slot, real = self._best(spread(outlook.score, slots), unsettled)
         row = slots.where.gather(1, slot).clamp(min=0).flatten()
         token, log_probability = self._choose(number, slot, slot_rows.index_select(0, row), outlook.mass[row])
+        real = real & ~self._doubled(torch.where(real, slot, -1), token)
         complete = stop >= self.settings.stop_threshold
         return Step(complete, self.full, stop, torch.where(real, slot, -1), token, log_probability)
 
@@ -215,6 +219,18 @@ class _Writing(InsertionWriter):
         slot = order[:, : max(1, min(self.settings.parallel or most, most))]
         room = (self.canvas.limit - self.canvas.length)[:, None]
         return slot, unsettled.gather(1, slot) & (torch.arange(slot.shape[1], device=slot.device) < room)
+
+    def _doubled(self, slot: Tensor, token: Tensor) -> Tensor:
+        """Which of these lie left of a word like theirs, on the right of which the same is written: [B, K] bool."""
+        if slot.shape[1] == 1:
+            return torch.zeros_like(slot, dtype=torch.bool)
+        canvas, nobody = self.canvas, torch.full_like(self.canvas.tokens, -1)
+        last = nobody.shape[1] - 1  # a place that no word has
+        there = nobody.scatter(1, torch.where(canvas.used, canvas.ranks, last), canvas.tokens)
+        rank = torch.where(slot >= 0, canvas.ranks.gather(1, slot.clamp(min=0)), last)
+        written = nobody.scatter(1, rank, token)
+        right = (rank + 1).clamp(max=last)
+        return (slot >= 0) & (there.gather(1, right) == token) & (written.gather(1, right) == token)
 
     def _choose(self, number: int, slot: Tensor, rows: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
         """A token for each slot, with its log-probability there: [B, K]. rows: [B*K, d]   mass: [B*K]"""

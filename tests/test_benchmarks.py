@@ -218,11 +218,11 @@ def test_some_families_are_evaluated_in_several_ways(tmp_path: Path) -> None:
     assert [mdm.evaluation(way)[-2:] for way in mdm.ways] == [
         ["--decode.order", order] for order in ("random", "certainty", "margin")
     ]
-    assert [it.evaluation(way)[-1] for way in it.ways] == ["1", "0"]
+    assert [it.evaluation(way)[-1] for way in it.ways] == ["1", "0", "0.5"]
     outs = [Path(cell.evaluation(way)[5]).name for cell in (mdm, it) for way in cell.ways]
     assert outs[0] == "evaluation-test-order-random.json"
-    assert outs[-1] == "evaluation-validation-parallel-0.json"
-    assert len(set(outs)) == 5
+    assert outs[-2] == "evaluation-validation-parallel-0.json"
+    assert len(set(outs)) == 6
 
 
 def test_a_recipe_that_is_wrong_is_known_before_anything_runs(tmp_path: Path) -> None:

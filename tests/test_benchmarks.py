@@ -416,9 +416,9 @@ def test_every_setting_has_its_own_table() -> None:
 def test_several_files_are_rendered_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "1.json", tmp_path / "2.json"]
     for seed, file in enumerate(files, start=1):
-        file.write_text(json.dumps([record("it", 10.0 * seed, seed=seed, decoding="parallel 1")]))
+        file.write_text(json.dumps([record("it", 10.0 * seed, seed=seed, decoding="stop_threshold 0.5")]))
     assert star_table.main(["--render", *map(str, files)]) == 0
-    assert "| star-hard | IT | 87.4M | parallel 1 | 0.0001 | 15.00 ± 7.07 | 17.5 |" in capsys.readouterr().out
+    assert "| star-hard | IT | 87.4M | stop_threshold 0.5 | 0.0001 | 15.00 ± 7.07 | 17.5 |" in capsys.readouterr().out
 
 
 def test_all_families_have_published_numbers() -> None:

@@ -56,7 +56,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """The `train` section of a recipe."""
 
     steps: Count
-    start: str = ""  # a model whose weights a fresh run begins with: a run folder, an exported one, a bundled name
+    start: str = ""  # whose weights, of another family its backbone, a fresh run begins with: a folder, a bundled name
     batch_size: Count = 64  # of all processes together
     accumulate: Count = 1  # pieces of the batch that a process computes one after the other
     parallel: Literal["ddp", "fsdp"] = "ddp"  # several processes: each has the whole model, or a part of it

@@ -27,7 +27,7 @@ STEPS, KILLS = 150, 5
 CPU = Processes(torch.device("cpu"))
 
 
-def recipe_of(**changes: Any) -> Recipe:
+def recipe_of(family: str = "ilm", **changes: Any) -> Recipe:
     """Every part of a run: dropout, average, log, validation and checkpoints, none in step with another."""
     tree = {
         "task": {
@@ -40,7 +40,8 @@ def recipe_of(**changes: Any) -> Recipe:
             "train": 50,
             "validation": 10,
         },
-        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "dropout": 0.1, "prefix_lm": True},
+        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "dropout": 0.1, "prefix_lm": family != "mdm"},
+        "family": {"name": family, **({"block": 8} if family == "mdm" else {})},
         "optim": {"learning_rate": 3e-3, "warmup": 10, "ema": 0.9, "ema_every": 4},
         "train": {"steps": STEPS, "batch_size": 8, "log_every": 5, "save_every": 7, "validate_every": 12, **changes},
         "decode": {"max_steps": 6},
@@ -179,6 +180,28 @@ def test_a_fresh_run_begins_with_the_averaged_weights_of_another(tmp_path: Path)
     still = recipe_of(steps=1, start=str(first), seed=2)
     assert train(msgspec.structs.replace(still, optim=OptimConfig(learning_rate=0.0)), second, CPU, quiet())
     assert all(torch.equal(value, began[name]) for name, value in average_of(second).items())
+
+
+def test_of_another_family_it_takes_what_both_have(tmp_path: Path) -> None:
+    """Here all but the stop head, which stays as it would have been, and as an ARM that begins with it leaves behind."""
+    arm, ilm, back, alone = (tmp_path / name for name in ("arm", "ilm", "back", "alone"))
+    still = OptimConfig(learning_rate=0.0)
+    assert train(recipe_of("arm", steps=9), arm, CPU, quiet())
+    for run, family, start in ((ilm, "ilm", str(arm)), (back, "arm", str(ilm)), (alone, "ilm", "")):
+        recipe = recipe_of(family, steps=1, start=start, seed=2)
+        assert train(msgspec.structs.replace(recipe, optim=still), run, CPU, quiet())
+    began, taken, fresh = map(average_of, (arm, ilm, alone))
+    assert all(torch.equal(value, taken[name]) for name, value in began.items())
+    heads = taken.keys() - began.keys()
+    assert heads
+    assert all(name.startswith("stop.") and torch.equal(taken[name], fresh[name]) for name in heads)
+    assert all(torch.equal(value, began[name]) for name, value in average_of(back).items())
+
+
+def test_of_another_family_the_backbone_must_fit(tmp_path: Path) -> None:
+    assert train(recipe_of(steps=2), tmp_path / "ilm", CPU, quiet())
+    with pytest.raises(InsertlmError, match=r"a checkpoint of another architecture: backbone\.\S+ is in one of them only"):
+        train(recipe_of("mdm", start=str(tmp_path / "ilm")), tmp_path / "mdm", CPU, quiet())
 
 
 def test_a_run_that_goes_on_does_not_begin_again(tmp_path: Path) -> None:

@@ -228,8 +228,9 @@ class _Run:
         folder, task = find(name), self.recipe.task
         if isinstance(task, Text) and not task.keeps(folder):
             raise InsertlmError(f"train.start {name}: has another tokenizer than {task.vocabulary}")
+        other = load_recipe(folder / "recipe.yaml").family
         try:
-            self.step.begin_with(read_weights(folder)[0])
+            self.step.begin_with(read_weights(folder)[0], akin=type(other) is not type(self.recipe.family))
         except InsertlmError as error:
             raise InsertlmError(f"train.start {name}: {error}") from error
 

@@ -7,7 +7,7 @@ than one row in fifty is spare, and the host never waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -24,6 +24,7 @@ from insertlm.training.rows import Batch, Resident, Streamed
 
 __all__ = ["TrainStep", "capacity_for"]
 
+_BACKBONE = "backbone."  # names of its parameters begin so
 _EAGER_VISITS = 2  # steps run before a capacity's graph is captured: they let libraries and compilers set up
 
 
@@ -94,16 +95,23 @@ class TrainStep:
         """What this process writes of the state."""
         return self.state()
 
-    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
-        """Take up these weights, and nothing else of the run they come from."""
+    def begin_with(self, weights: Mapping[str, Tensor], akin: bool = False) -> None:
+        """Take up these weights, and nothing else of the run they come from. akin: they are another family's, so that
+        only the backbone must fit; heads that one of the two has not stay fresh, or behind"""
+        fresh: set[str] = set()
+        if akin:
+            own = self.state()["weights"].keys()
+            weights = {name: value for name, value in weights.items() if name in own or name.startswith(_BACKBONE)}
+            fresh = {name for name in own - weights.keys() if not name.startswith(_BACKBONE)}
         kinds = {name.rpartition("/")[2] for name in self.optimizer.moments()}
         moments = {f"{name}/{kind}": torch.zeros_like(value) for name, value in weights.items() for kind in kinds}
-        self.load({"weights": weights, "ema": weights, "optimizer": moments})
+        self.load({"weights": weights, "ema": weights, "optimizer": moments}, fresh)
 
     @torch.no_grad()
-    def load(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take up a saved state, which is whole."""
-        for part, tensors in self.state().items():
+    def load(self, saved: Mapping[str, Mapping[str, Tensor]], fresh: Collection[str] = ()) -> None:
+        """Take up a saved state, which is whole. fresh: parameters that are not in it"""
+        for part, state in self.state().items():
+            tensors = {name: tensor for name, tensor in state.items() if name.partition("/")[0] not in fresh}
             whole = saved[part]
             if odd := sorted(tensors.keys() ^ whole.keys()):
                 raise InsertlmError(f"a checkpoint of another architecture: {odd[0]} is in one of them only")
@@ -121,7 +129,7 @@ class TrainStep:
 
     def _make_optimizer(self, optim: OptimConfig) -> AdamW:
         linear = _linear_parameters(self.family.backbone.blocks) if self.halved else ()
-        return AdamW(self.family, optim, self.steps, {f"backbone.blocks.{name}" for name in linear})
+        return AdamW(self.family, optim, self.steps, {f"{_BACKBONE}blocks.{name}" for name in linear})
 
     def _eager_losses(self, example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
         noise = Noise(self.order.seed, example, epoch)

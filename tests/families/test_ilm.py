@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_a_stretch_is_where_it_may_be_and_sometimes_the_whole(tiny_ilm: TinyIlm,
     """Half of the examples: S uniform on 1 … L, anywhere on the ring, n uniform on 0 … S; the others as ever."""
     length, count = 5, 30_000
     rows = equal_targets(tiny_ilm(), length, count)
-    deleted = corrupt(rows, noise_of(count, seed=2), stretch=0.5).deleted
+    deleted = corrupt(rows, noise_of(count, seed=2), config=IlmConfig(stretch=0.5)).deleted
     chances = torch.zeros(2**length)
     for size in range(1, length + 1):
         for first in range(length):
@@ -158,13 +159,45 @@ def test_epochs_and_neighbours_are_independent(tiny_ilm: TinyIlm, fits: Fits, ot
     assert fits(torch.bincount(first[0] * 2 + first[1], minlength=4), torch.ones(4))
 
 
-@given(examples_, seeds, st.sampled_from([0.0, 0.5, 1.0]))
+def test_ends_of_groups_go_alone_in_their_share_of_the_examples(tiny_ilm: TinyIlm, fits: Fits) -> None:
+    """Groups of two in five tokens, so that two are ends: for a third n is uniform on 0 … 2 and only these go."""
+    length, count = 5, 30_000
+    deleted = corrupt(
+        equal_targets(tiny_ilm(), length, count), noise_of(count, seed=2), config=IlmConfig(group=2, ends=1 / 3)
+    ).deleted
+    chances = torch.zeros(2**length)
+    for which, share in ((range(length), 2 / 3), ((1, 3), 1 / 3)):
+        for gone in range(len(which) + 1):
+            subsets = list(combinations(which, gone))
+            for subset in subsets:
+                chances[sum(2**j for j in subset)] += share / (len(which) + 1) / len(subsets)
+    code = (deleted * 2 ** torch.arange(length)).sum(1)
+    assert fits(torch.bincount(code, minlength=2**length), chances)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"ends": 0.5}, "ends is for groups of several tokens; expected group >= 2"),
+        ({"ends": 0.5, "group": 3, "stretch": 0.1}, "stretch and ends are two ways to choose what is up for deletion"),
+    ],
+)
+def test_ends_need_groups_and_no_stretch(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        IlmConfig(**changes)
+
+
+configs = [IlmConfig(stretch=share) for share in (0.0, 0.5, 1.0)]
+configs += [IlmConfig(group=2, ends=0.5), IlmConfig(group=3, ends=1.0)]
+
+
+@given(examples_, seeds, st.sampled_from(configs))
 def test_visible_is_the_number_of_packed_rows(
-    tiny_ilm: TinyIlm, batch: list[Example], seed: int, stretch: float
+    tiny_ilm: TinyIlm, batch: list[Example], seed: int, config: IlmConfig
 ) -> None:
-    ilm = ILM(IlmConfig(stretch=stretch), tiny_ilm().model, WordTokenizer(tuple("012345")))
+    ilm = ILM(config, tiny_ilm().model, WordTokenizer(tuple("012345")))
     rows, noise = ilm.rows(as_examples(batch)), noise_of(len(batch), seed)
-    assert torch.equal(ilm.visible(rows, noise), corrupt(rows, noise, stretch=stretch).packing.lengths)
+    assert torch.equal(ilm.visible(rows, noise), corrupt(rows, noise, config=config).packing.lengths)
 
 
 @given(examples_, st.integers(0, 5))

@@ -183,7 +183,7 @@ def test_a_fresh_run_begins_with_the_averaged_weights_of_another(tmp_path: Path)
 
 
 def test_of_another_family_it_takes_what_both_have(tmp_path: Path) -> None:
-    """Here all but the stop head, which stays as it would have been, and as an ARM that begins with it leaves behind."""
+    """Here all but the stop head, which is as fresh as ever, and which an ARM that begins with it leaves behind."""
     arm, ilm, back, alone = (tmp_path / name for name in ("arm", "ilm", "back", "alone"))
     still = OptimConfig(learning_rate=0.0)
     assert train(recipe_of("arm", steps=9), arm, CPU, quiet())
@@ -200,7 +200,7 @@ def test_of_another_family_it_takes_what_both_have(tmp_path: Path) -> None:
 
 def test_of_another_family_the_backbone_must_fit(tmp_path: Path) -> None:
     assert train(recipe_of(steps=2), tmp_path / "ilm", CPU, quiet())
-    with pytest.raises(InsertlmError, match=r"a checkpoint of another architecture: backbone\.\S+ is in one of them only"):
+    with pytest.raises(InsertlmError, match=r"another architecture: backbone\.\S+ is in one of them only"):
         train(recipe_of("mdm", start=str(tmp_path / "ilm")), tmp_path / "mdm", CPU, quiet())
 
 

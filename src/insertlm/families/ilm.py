@@ -5,7 +5,9 @@ Design choices, the published ones unless said:
   that prefix rows are contiguous and, with `prefix_lm`, can be computed once.)
 - Corruption: n uniform on {0 … L}, n of the L target tokens deleted, the survivors closed up. n = 0 teaches to stop.
   (`stretch`, not the paper's: for that share of the examples n is uniform on {0 … S}, and all deleted tokens lie in one
-  stretch of S, which may run over the end to the beginning. So the model sees what infilling asks for.)
+  stretch of S, which may run over the end to the beginning. So the model sees what infilling asks for. `ends`, not the
+  paper's either: for that share only the last tokens of groups of `group` are up for deletion. Where the others are a
+  frame that is easily written first, the model sees what is left to do then.)
 - One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
   distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
   in decoding only <bos> and what follows it.
@@ -40,7 +42,7 @@ from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_scores
 from insertlm.noise import hash32, randint
 from insertlm.packing import Packing
-from insertlm.section import Fraction, NonNegative, Section
+from insertlm.section import Count, Fraction, NonNegative, Section
 from insertlm.tasks.base import Examples
 from insertlm.tokenizers import Tokenizer
 
@@ -48,7 +50,7 @@ __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
 
 # Streams of noise: what a draw is for. Target positions follow from _PLACES on.
 _COUNT, _DROPOUT, _PLACES = 0, 1, 2
-_STRETCHED, _FIRST, _SIZE = -1, -2, -3
+_STRETCHED, _FIRST, _SIZE, _ENDS = -1, -2, -3, -4
 _SLOT, _TOKEN = 0, 1
 _POLICIES: dict[str, policies.Policy] = {
     "mass": policies.mass,
@@ -62,6 +64,14 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
 
     stop_weight: NonNegative = 1.0
     stretch: Fraction = 0.0  # of the examples, in which only one stretch is up for deletion
+    group: Count = 1  # tokens that belong together, as the three of a zebra puzzle's triples
+    ends: Fraction = 0.0  # of the examples, in which only the last token of every group is up for deletion
+
+    def __post_init__(self) -> None:
+        if self.ends and self.group == 1:
+            raise ValueError("ends is for groups of several tokens; expected group >= 2")
+        if self.ends and self.stretch:
+            raise ValueError("stretch and ends are two ways to choose what is up for deletion; expected one of them")
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ILM:
         return ILM(self, model, tokenizer)
@@ -70,6 +80,8 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
         """Tokens of a row with so many of prefix and target."""
         return prefix + target + ILM.framing
 
+
+PUBLISHED = IlmConfig()
 
 # --- Corruption -------------------------------------------------------------------------------------------------------
 
@@ -93,41 +105,49 @@ class Corrupted:
     stop: Tensor
 
 
-def stretch_size(length: Tensor, noise: Noise, stretch: float) -> Tensor:
-    """How many tokens are up for deletion: all, or for a share of the examples any number of them. [B]"""
-    if not stretch:
-        return length
-    whole = hash32(noise.seed, noise.example, noise.epoch, _STRETCHED) >= int(stretch * 2**32)
-    some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
-    return torch.where(whole, length, torch.minimum(some, length))
+def _among(noise: Noise, purpose: int, share: float) -> Tensor:
+    """Which examples are of this share, [B] bool."""
+    return hash32(noise.seed, noise.example, noise.epoch, purpose) < int(share * 2**32)
 
 
-def deletion_count(length: Tensor, noise: Noise, stretch: float = 0.0) -> Tensor:
-    """n ~ U{0 … L}, or within a stretch. length: [B], of the targets. Returns [B]"""
-    return randint(stretch_size(length, noise, stretch) + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+def eligible_count(length: Tensor, noise: Noise, config: IlmConfig) -> Tensor:
+    """How many tokens are up for deletion, [B]: all, or for a share of the examples any number of them, or one a group."""
+    if config.stretch:
+        some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
+        return torch.where(_among(noise, _STRETCHED, config.stretch), torch.minimum(some, length), length)
+    if config.ends:
+        return torch.where(_among(noise, _ENDS, config.ends), length // config.group, length)
+    return length
 
 
-def deletions(rows: Rows, noise: Noise, stretch: float = 0.0) -> Tensor:
+def deletion_count(length: Tensor, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
+    """n ~ U{0 … L}, or of those that are up for it. length: [B], of the targets. Returns [B]"""
+    return randint(eligible_count(length, noise, config) + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+
+
+def deletions(rows: Rows, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
     """Which target tokens go: n of those that may, every subset of that size equally likely. [B, L] bool"""
     length = rows.target_length[:, None]
-    count = deletion_count(rows.target_length, noise, stretch)
+    count = deletion_count(rows.target_length, noise, config)
     column = torch.arange(rows.target.shape[1], device=rows.target.device)
     draw = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _PLACES + column)
     may_go = column < length
-    if stretch:
+    if config.stretch:
         first = randint(length, noise.seed, noise.example[:, None], noise.epoch[:, None], _FIRST)
         offset = (column - first) % length.clamp(min=1)
-        may_go = may_go & (offset < stretch_size(rows.target_length, noise, stretch)[:, None])
+        may_go = may_go & (offset < eligible_count(rows.target_length, noise, config)[:, None])
+    if config.ends:
+        may_go = may_go & (((column + 1) % config.group == 0) | ~_among(noise, _ENDS, config.ends)[:, None])
     draw = torch.where(may_go, draw, 1 << 32)  # the others go last
     order = draw.argsort(dim=1, stable=True)
     return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count[:, None])
 
 
-def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, stretch: float = 0.0) -> Corrupted:
+def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmConfig = PUBLISHED) -> Corrupted:
     """Delete, close up and pack."""
     width = rows.given.shape[1]
     columns = torch.arange(width + rows.target.shape[1], device=rows.given.device)
-    deleted = deletions(rows, noise, stretch)
+    deleted = deletions(rows, noise, config)
     here = columns[:width] < rows.given_length[:, None]
     there = columns[: rows.target.shape[1]] < rows.target_length[:, None]
     packing = Packing(torch.cat([here, there & ~deleted], 1), capacity)
@@ -182,12 +202,12 @@ class ILM(Family):
         return Rows.of(examples, self.specials.stop, self.specials.bos)
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
-        count = deletion_count(rows.target_length, noise, self.config.stretch)
+        count = deletion_count(rows.target_length, noise, self.config)
         return rows.given_length + rows.target_length - count
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
         """The token insertion loss and the stop loss, each a plain mean over examples."""
-        x = corrupt(rows, noise, capacity, self.config.stretch)
+        x = corrupt(rows, noise, capacity, self.config)
         keys = x.dropout if self.training else None
         attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)

@@ -111,7 +111,7 @@ def _among(noise: Noise, purpose: int, share: float) -> Tensor:
 
 
 def eligible_count(length: Tensor, noise: Noise, config: IlmConfig) -> Tensor:
-    """How many tokens are up for deletion, [B]: all, or for a share of the examples any number of them, or one a group."""
+    """How many tokens are up for deletion, [B]: all, or for a share of the examples any number, or one of a group."""
     if config.stretch:
         some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
         return torch.where(_among(noise, _STRETCHED, config.stretch), torch.minimum(some, length), length)

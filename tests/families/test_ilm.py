@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -159,36 +158,35 @@ def test_epochs_and_neighbours_are_independent(tiny_ilm: TinyIlm, fits: Fits, ot
     assert fits(torch.bincount(first[0] * 2 + first[1], minlength=4), torch.ones(4))
 
 
-def test_ends_of_groups_go_alone_in_their_share_of_the_examples(tiny_ilm: TinyIlm, fits: Fits) -> None:
-    """Groups of two in five tokens, so that two are ends: for a third n is uniform on 0 … 2 and only these go."""
-    length, count = 5, 30_000
-    deleted = corrupt(
-        equal_targets(tiny_ilm(), length, count), noise_of(count, seed=2), config=IlmConfig(group=2, ends=1 / 3)
-    ).deleted
+def test_of_groups_the_ends_go_first_then_the_frame_from_the_right(tiny_ilm: TinyIlm, fits: Fits) -> None:
+    """Groups of two in five tokens: for a third of the examples 3 … 5 of them go, for the others 0 … 2 of the ends."""
+    length, count, ends = 5, 30_000, (1, 3)
+    config = IlmConfig(group=2, frame=1 / 3)
+    x = corrupt(equal_targets(tiny_ilm(), length, count), noise_of(count, seed=2), config=config)
     chances = torch.zeros(2**length)
-    for which, share in ((range(length), 2 / 3), ((1, 3), 1 / 3)):
-        for gone in range(len(which) + 1):
-            subsets = list(combinations(which, gone))
-            for subset in subsets:
-                chances[sum(2**j for j in subset)] += share / (len(which) + 1) / len(subsets)
-    code = (deleted * 2 ** torch.arange(length)).sum(1)
+    for gone in range(3):
+        subsets = list(combinations(ends, gone))
+        for subset in subsets:
+            chances[sum(2**j for j in subset)] += 2 / 3 / 3 / len(subsets)
+    wanted = {}
+    for gone in ((4,), (2, 4), (0, 2, 4)):
+        code = sum(2**j for j in (*ends, *gone))
+        chances[code] += 1 / 3 / 3
+        wanted[code] = 2 ** gone[0]
+    bits = 2 ** torch.arange(length)
+    code, asked = (x.deleted * bits).sum(1), (x.wanted * bits).sum(1)
     assert fits(torch.bincount(code, minlength=2**length), chances)
+    assert asked.tolist() == [wanted.get(subset, subset) for subset in code.tolist()]
+    assert torch.equal(x.count, x.wanted.sum(1))
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"ends": 0.5}, "ends is for groups of several tokens; expected group >= 2"),
-        ({"ends": 0.5, "group": 3, "stretch": 0.1}, "stretch and ends are two ways to choose what is up for deletion"),
-    ],
-)
-def test_ends_need_groups_and_no_stretch(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        IlmConfig(**changes)
+def test_groups_leave_no_room_for_stretches() -> None:
+    with pytest.raises(ValueError, match="two ways to choose what is deleted; expected stretch 0 or group 1"):
+        IlmConfig(group=3, stretch=0.1)
 
 
 configs = [IlmConfig(stretch=share) for share in (0.0, 0.5, 1.0)]
-configs += [IlmConfig(group=2, ends=0.5), IlmConfig(group=3, ends=1.0)]
+configs += [IlmConfig(group=2, frame=0.5), IlmConfig(group=3, frame=1.0), IlmConfig(group=3, frame=0.0)]
 
 
 @given(examples_, seeds, st.sampled_from(configs))

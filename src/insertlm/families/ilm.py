@@ -5,9 +5,10 @@ Design choices, the published ones unless said:
   that prefix rows are contiguous and, with `prefix_lm`, can be computed once.)
 - Corruption: n uniform on {0 … L}, n of the L target tokens deleted, the survivors closed up. n = 0 teaches to stop.
   (`stretch`, not the paper's: for that share of the examples n is uniform on {0 … S}, and all deleted tokens lie in one
-  stretch of S, which may run over the end to the beginning. So the model sees what infilling asks for. `ends`, not the
-  paper's either: for that share only the last tokens of groups of `group` are up for deletion. Where the others are a
-  frame that is easily written first, the model sees what is left to do then.)
+  stretch of S, which may run over the end to the beginning. So the model sees what infilling asks for. `group`, not the
+  paper's either: where every so many tokens end in one that has to be found out and the others are a mere frame, the
+  model learns to write the frame first, from left to right, and then the ends in any order. Of n deleted tokens those
+  are asked for that may come next. n is uniform within either part, and `frame` is the share of the first.)
 - One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
   distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
   in decoding only <bos> and what follows it.
@@ -50,7 +51,8 @@ __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
 
 # Streams of noise: what a draw is for. Target positions follow from _PLACES on.
 _COUNT, _DROPOUT, _PLACES = 0, 1, 2
-_STRETCHED, _FIRST, _SIZE, _ENDS = -1, -2, -3, -4
+_STRETCHED, _FIRST, _SIZE, _FRAME = -1, -2, -3, -4
+_HASHES = 1 << 32  # how many there are
 _SLOT, _TOKEN = 0, 1
 _POLICIES: dict[str, policies.Policy] = {
     "mass": policies.mass,
@@ -64,14 +66,14 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
 
     stop_weight: NonNegative = 1.0
     stretch: Fraction = 0.0  # of the examples, in which only one stretch is up for deletion
-    group: Count = 1  # tokens that belong together, as the three of a zebra puzzle's triples
-    ends: Fraction = 0.0  # of the examples, in which only the last token of every group is up for deletion
+    group: Count = (
+        1  # tokens that belong together, as the three of a zebra puzzle's triples, with the last to be found out
+    )
+    frame: Fraction = 0.1  # with groups: of the examples, in which the others are still being written
 
     def __post_init__(self) -> None:
-        if self.ends and self.group == 1:
-            raise ValueError("ends is for groups of several tokens; expected group >= 2")
-        if self.ends and self.stretch:
-            raise ValueError("stretch and ends are two ways to choose what is up for deletion; expected one of them")
+        if self.group > 1 and self.stretch:
+            raise ValueError("stretch and group are two ways to choose what is deleted; expected stretch 0 or group 1")
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ILM:
         return ILM(self, model, tokenizer)
@@ -91,8 +93,8 @@ class Corrupted:
     """A batch after deletion, packed.
 
     tokens, positions: [T]   dropout: [T] int32 keys   packing: of the [B, G+L] matrix of given and target cells
-    deleted: [B, L] bool   slots: [B, L] packed row of the slot each target cell belongs to   count: [B] deleted
-    stop: [B] packed row of <stop>
+    deleted: [B, L] bool   wanted: [B, L] bool, of these the ones that may come next   count: [B], of these
+    slots: [B, L] packed row of the slot each target cell belongs to   stop: [B] packed row of <stop>
     """
 
     tokens: Tensor
@@ -100,8 +102,9 @@ class Corrupted:
     dropout: Tensor
     packing: Packing
     deleted: Tensor
-    slots: Tensor
+    wanted: Tensor
     count: Tensor
+    slots: Tensor
     stop: Tensor
 
 
@@ -110,23 +113,28 @@ def _among(noise: Noise, purpose: int, share: float) -> Tensor:
     return hash32(noise.seed, noise.example, noise.epoch, purpose) < int(share * 2**32)
 
 
-def eligible_count(length: Tensor, noise: Noise, config: IlmConfig) -> Tensor:
-    """How many tokens are up for deletion, [B]: all, or for a share of the examples any number, or one of a group."""
-    if config.stretch:
-        some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
-        return torch.where(_among(noise, _STRETCHED, config.stretch), torch.minimum(some, length), length)
-    if config.ends:
-        return torch.where(_among(noise, _ENDS, config.ends), length // config.group, length)
-    return length
+def stretch_size(length: Tensor, noise: Noise, stretch: float) -> Tensor:
+    """How many tokens are up for deletion: all, or for a share of the examples any number of them. [B]"""
+    if not stretch:
+        return length
+    some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
+    return torch.where(_among(noise, _STRETCHED, stretch), torch.minimum(some, length), length)
 
 
 def deletion_count(length: Tensor, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
-    """n ~ U{0 … L}, or of those that are up for it. length: [B], of the targets. Returns [B]"""
-    return randint(eligible_count(length, noise, config) + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+    """n ~ U{0 … L}, or within a stretch; of groups, up to all ends, or more than those. length: [B], of the targets.
+    Returns [B]"""
+    most = stretch_size(length, noise, config.stretch) if config.group == 1 else length // config.group
+    count = randint(most + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+    if config.group == 1:
+        return count
+    framing = most + 1 + randint((length - most).clamp(min=1), noise.seed, noise.example, noise.epoch, _SIZE)
+    return torch.where(_among(noise, _FRAME, config.frame), torch.minimum(framing, length), count)
 
 
 def deletions(rows: Rows, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
-    """Which target tokens go: n of those that may, every subset of that size equally likely. [B, L] bool"""
+    """Which target tokens go: n of those that may, every subset of that size equally likely. Of groups, all ends before
+    the others, and these from the right. [B, L] bool"""
     length = rows.target_length[:, None]
     count = deletion_count(rows.target_length, noise, config)
     column = torch.arange(rows.target.shape[1], device=rows.target.device)
@@ -135,12 +143,26 @@ def deletions(rows: Rows, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor
     if config.stretch:
         first = randint(length, noise.seed, noise.example[:, None], noise.epoch[:, None], _FIRST)
         offset = (column - first) % length.clamp(min=1)
-        may_go = may_go & (offset < eligible_count(rows.target_length, noise, config)[:, None])
-    if config.ends:
-        may_go = may_go & (((column + 1) % config.group == 0) | ~_among(noise, _ENDS, config.ends)[:, None])
-    draw = torch.where(may_go, draw, 1 << 32)  # the others go last
+        may_go = may_go & (offset < stretch_size(rows.target_length, noise, config.stretch)[:, None])
+    if config.group > 1:
+        draw = torch.where(_is_end(column, config.group), draw, _HASHES + len(column) - column)
+    draw = torch.where(may_go, draw, 2 * _HASHES)  # the others go last
     order = draw.argsort(dim=1, stable=True)
     return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count[:, None])
+
+
+def _is_end(column: Tensor, group: int) -> Tensor:
+    return (column + 1) % group == 0
+
+
+def next_ones(deleted: Tensor, group: int) -> Tensor:
+    """Those of the deleted tokens that may come next: all, but of groups only the first of the frame, if one of it is
+    missing. [B, L] bool"""
+    if group == 1:
+        return deleted
+    column = torch.arange(deleted.shape[1], device=deleted.device)
+    frame = deleted & ~_is_end(column, group)
+    return torch.where(frame.any(1, keepdim=True), column == frame.int().argmax(1, keepdim=True), deleted)
 
 
 def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmConfig = PUBLISHED) -> Corrupted:
@@ -148,6 +170,7 @@ def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmCo
     width = rows.given.shape[1]
     columns = torch.arange(width + rows.target.shape[1], device=rows.given.device)
     deleted = deletions(rows, noise, config)
+    wanted = next_ones(deleted, config.group)
     here = columns[:width] < rows.given_length[:, None]
     there = columns[: rows.target.shape[1]] < rows.target_length[:, None]
     packing = Packing(torch.cat([here, there & ~deleted], 1), capacity)
@@ -161,8 +184,9 @@ def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmCo
         dropout=packing.pack(key).int(),
         packing=packing,
         deleted=deleted,
+        wanted=wanted,
+        count=wanted.sum(1),
         slots=packing.where[:, width:],
-        count=deleted.sum(1),
         stop=packing.starts + prefix,
     )
 
@@ -220,14 +244,14 @@ class ILM(Family):
         return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
 
     def _token_loss(self, mass: Tensor, score: Tensor, x: Corrupted) -> Tensor:
-        """logsumexp of all slots' mass − mean score of the deleted tokens in their slots; 0 where none is deleted.
+        """logsumexp of all slots' mass − mean score of the wanted tokens in their slots; 0 where none is deleted.
 
         mass: [T]   score: [B, L], of every target token in its slot
         """
         is_slot = x.packing.keep & (x.packing.where != x.stop[:, None])
         slots = mass.gather(0, x.packing.where.clamp(min=0).flatten()).view_as(is_slot)
         log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)
-        mean_score = (score * x.deleted).sum(1) / x.count.clamp(min=1)
+        mean_score = (score * x.wanted).sum(1) / x.count.clamp(min=1)
         return torch.where(x.count > 0, log_total - mean_score, 0.0).mean()
 
     # --- Writing

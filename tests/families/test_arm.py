@@ -49,10 +49,16 @@ seeds = st.integers(0, 2**40)
 
 
 def tiny_arm(
-    *, words: int = WORDS, layers: int = 2, dropout: float = 0.0, dtype: torch.dtype = torch.float64, seed: int = 0
+    *,
+    words: int = WORDS,
+    layers: int = 2,
+    dropout: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    prefix_lm: bool = False,
 ) -> ARM:
     """Not trained, ready to decode. Words are ids 0 … words-1."""
-    model = ModelConfig(layers=layers, width=8, heads=2, hidden=12, dropout=dropout)
+    model = ModelConfig(layers=layers, width=8, heads=2, hidden=12, dropout=dropout, prefix_lm=prefix_lm)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         arm = ArmConfig().build(model, WordTokenizer(tuple(map(str, range(words))), reserved=1))
@@ -120,7 +126,7 @@ def test_dropout_depends_on_seed_example_epoch_and_place(batch: list[Example], s
     rows, noise = tiny_arm().rows(as_examples(batch)), noise_of(len(batch), seed, first=50, epoch=epoch)
     together = pack(rows, noise)
     assert len(set(together.dropout.tolist())) == len(together.dropout)
-    keys = torch.split(together.dropout, together.segments.lengths.tolist())
+    keys = torch.split(together.dropout, together.packing.lengths.tolist())
     for b in reversed(range(len(batch))):
         index = torch.tensor([b])
         alone = pack(rows.select(index), Noise(seed, noise.example[index], noise.epoch[index]))
@@ -141,6 +147,8 @@ class Textbook:
         """Of the token behind <bos> and behind every token of the text: [len(text) + 1, vocabulary]"""
         row = torch.tensor([*prefix, self.arm.specials.bos, *text])
         mask = torch.ones(len(row), len(row), dtype=torch.bool).tril()
+        if self.arm.model.prefix_lm:
+            mask[: len(prefix) + 1, : len(prefix) + 1] = True
         hidden = self.arm.backbone(row, torch.arange(len(row)), lambda layer, q, k, v: self.attention(q, k, v, mask))
         logits: Tensor = hidden[len(prefix) :] @ self.arm.unembedding.weight.T
         return logits
@@ -154,12 +162,12 @@ class Textbook:
         return torch.stack(found).mean()
 
 
-@given(batches, seeds, st.none() | st.integers(0, 70))
+@given(batches, seeds, st.none() | st.integers(0, 70), st.booleans())
 @settings(HEAVY, max_examples=60)
 def test_loss_and_all_gradients_are_the_textbooks(
-    softmax_attention: Softmax, batch: list[Example], seed: int, spare: int | None
+    softmax_attention: Softmax, batch: list[Example], seed: int, spare: int | None, prefix_lm: bool
 ) -> None:
-    arm = tiny_arm(seed=seed % 5)
+    arm = tiny_arm(seed=seed % 5, prefix_lm=prefix_lm)
     rows, noise = arm.rows(as_examples(batch)), noise_of(len(batch), seed)
     found = arm.losses(rows, noise, None if spare is None else int(arm.visible(rows, noise).sum()) + spare)
     expected = Textbook(arm, softmax_attention).loss(batch)
@@ -301,12 +309,12 @@ def assert_same(left: list[Trajectory], right: list[Trajectory]) -> None:
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-9)
 
 
-@given(prompt_batches, configs, st.integers(0, 3))
+@given(prompt_batches, configs, st.integers(0, 3), st.booleans())
 @settings(HEAVY, max_examples=60)
 def test_a_cache_changes_no_token_and_no_probability(
-    softmax_attention: Softmax, batch: list[Prompt], config: DecodeConfig, seed: int
+    softmax_attention: Softmax, batch: list[Prompt], config: DecodeConfig, seed: int, prefix_lm: bool
 ) -> None:
-    arm = tiny_arm(seed=seed)
+    arm = tiny_arm(seed=seed, prefix_lm=prefix_lm)
     plain = Plain(Textbook(arm, softmax_attention))
     written = arm.decode(batch, config)
     assert_same(written, [plain.decode(prompt, config) for prompt in batch])
@@ -315,10 +323,12 @@ def test_a_cache_changes_no_token_and_no_probability(
         assert set(trajectory.ids) <= set(range(WORDS))
 
 
-@given(prompt_batches, configs, st.randoms(use_true_random=False))
+@given(prompt_batches, configs, st.randoms(use_true_random=False), st.booleans())
 @settings(HEAVY, max_examples=30)
-def test_a_row_does_not_depend_on_its_batch(batch: list[Prompt], config: DecodeConfig, random: Any) -> None:
-    arm = tiny_arm()
+def test_a_row_does_not_depend_on_its_batch(
+    batch: list[Prompt], config: DecodeConfig, random: Any, prefix_lm: bool
+) -> None:
+    arm = tiny_arm(prefix_lm=prefix_lm)
     together = arm.decode(batch, config)
     assert_same([arm.decode([prompt], config)[0] for prompt in batch], together)
     company = [*batch, *(replace(prompt, prefix=[2, *prompt.prefix[1:]], seed=prompt.seed + 1) for prompt in batch)]

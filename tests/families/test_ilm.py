@@ -164,19 +164,19 @@ def test_of_groups_the_ends_go_first_then_the_frame_from_the_right(tiny_ilm: Tin
     config = IlmConfig(group=2, frame=1 / 3)
     x = corrupt(equal_targets(tiny_ilm(), length, count), noise_of(count, seed=2), config=config)
     chances = torch.zeros(2**length)
-    for gone in range(3):
-        subsets = list(combinations(ends, gone))
+    for size in range(3):
+        subsets = list(combinations(ends, size))
         for subset in subsets:
             chances[sum(2**j for j in subset)] += 2 / 3 / 3 / len(subsets)
-    wanted = {}
-    for gone in ((4,), (2, 4), (0, 2, 4)):
-        code = sum(2**j for j in (*ends, *gone))
-        chances[code] += 1 / 3 / 3
-        wanted[code] = 2 ** gone[0]
+    asked_for = {}
+    for frame in ((4,), (2, 4), (0, 2, 4)):
+        everything = sum(2**j for j in (*ends, *frame))
+        chances[everything] += 1 / 3 / 3
+        asked_for[everything] = 2 ** frame[0]
     bits = 2 ** torch.arange(length)
-    code, asked = (x.deleted * bits).sum(1), (x.wanted * bits).sum(1)
-    assert fits(torch.bincount(code, minlength=2**length), chances)
-    assert asked.tolist() == [wanted.get(subset, subset) for subset in code.tolist()]
+    deleted, wanted = (x.deleted * bits).sum(1), (x.wanted * bits).sum(1)
+    assert fits(torch.bincount(deleted, minlength=2**length), chances)
+    assert wanted.tolist() == [asked_for.get(code, code) for code in deleted.tolist()]
     assert torch.equal(x.count, x.wanted.sum(1))
 
 

@@ -28,7 +28,7 @@ __all__ = [
     "PrefixAttention",
     "PrefixCache",
     "attend",
-    "bidirectional_attention",
+    "attention_over",
 ]
 
 _SHORT = 1100  # most rows of segments for which our own kernel is the faster one, measured on stories of 205 tokens
@@ -101,7 +101,8 @@ class FullAttention:
 
 @dataclass(frozen=True, eq=False)
 class PrefixAttention:
-    """Rows of the prefix, the first `prefix[s]` of each segment, see the prefix alone; the rest see everything.
+    """Rows of the prefix, the first `prefix[s]` of each segment, see the prefix alone; the rest see everything, or, if
+    causal, all that is not behind themselves. `record` as above.
 
     The kernel has no such mask, so it runs twice: once with every segment cut in two at the end of its prefix (right
     for prefix rows), once whole (right for the others).
@@ -112,20 +113,31 @@ class PrefixAttention:
     segments: Segments
     halves: Segments
     in_prefix: Tensor
+    record: list[tuple[Tensor, Tensor]] | None = None
+    causal: bool = False
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.record is not None:
+            self.record.append((k, v))
         within = attend(q, k, v, self.halves, self.halves)
-        whole = attend(q, k, v, self.segments, self.segments)
+        whole = attend(q, k, v, self.segments, self.segments, self.causal)
         return torch.where(self.in_prefix[:, None, None], within, whole)
 
 
-def bidirectional_attention(packing: Packing, prefix: Tensor, prefix_lm: bool) -> Attention:
+def attention_over(
+    packing: Packing,
+    prefix: Tensor,
+    prefix_lm: bool,
+    *,
+    record: list[tuple[Tensor, Tensor]] | None = None,
+    causal: bool = False,
+) -> FullAttention | PrefixAttention:
     """Which rows see which, when sequences and their prefixes are computed together. prefix: [B] lengths"""
     if not prefix_lm:
-        return FullAttention(packing.segments)
+        return FullAttention(packing.segments, record, causal)
     column = torch.arange(packing.keep.shape[1], device=prefix.device)
     in_prefix = packing.pack(column < prefix[:, None])
-    return PrefixAttention(packing.segments, packing.segments.cut(prefix), in_prefix)
+    return PrefixAttention(packing.segments, packing.segments.cut(prefix), in_prefix, record, causal)
 
 
 @dataclass(frozen=True, eq=False)

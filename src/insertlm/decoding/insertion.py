@@ -16,7 +16,7 @@ from insertlm.backbone.attention import (
     CachedAttention,
     FullAttention,
     PrefixCache,
-    bidirectional_attention,
+    attention_over,
 )
 from insertlm.decoding.canvas import Canvas
 from insertlm.decoding.engine import Step
@@ -150,7 +150,7 @@ class InsertionWriter(ABC):
         written = Packing(canvas.used & (canvas.columns >= canvas.prefix[:, None]), counts=length - prefix)
         if self.cache is None:
             everything = Packing(canvas.used, counts=length)
-            attention = bidirectional_attention(everything, canvas.prefix, self.family.model.prefix_lm)
+            attention = attention_over(everything, canvas.prefix, self.family.model.prefix_lm)
             return self._run(everything, attention, written.pack(everything.where)), written.where
         return self._run(written, CachedAttention(self.cache, written.segments)), written.where
 

@@ -1,8 +1,8 @@
 """The left-to-right rival: the autoregressive model, whole, in one file.
 
 Design choices, the published ones unless said:
-- A row reads `prefix <bos> text`. Every token sees itself and what is before it, in the prefix too, so that
-  `model.prefix_lm` changes nothing.
+- A row reads `prefix <bos> text`. Every token sees itself and what is before it, in the prefix too. (With
+  `model.prefix_lm`, not the paper's, tokens of the prefix and <bos> see each other, whichever comes first.)
 - Nothing is corrupted: from <bos> on, each token predicts the next one, and the last token predicts <eos>, which is
   never fed itself.
 - The loss is the cross-entropy of target tokens and <eos>, not of the prefix: the mean over all those of the batch, so
@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import Attention, CachedAttention, FullAttention, PrefixCache
+from insertlm.backbone.attention import Attention, CachedAttention, PrefixCache, attention_over
 from insertlm.backbone.fused import whole_blocks
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
@@ -64,14 +65,14 @@ class ArmConfig(Section, frozen=True, kw_only=True, tag="arm", tag_field="name")
 class Packed:
     """A batch, packed, and what is to be predicted in it.
 
-    tokens, positions: [T]   dropout: [T] int32 keys   segments: of the T rows
+    tokens, positions: [T]   dropout: [T] int32 keys   packing: of the T rows
     rows: [P] packed rows that predict   words: [P] what comes next there   real: [P] bool, False in the spare tail
     """
 
     tokens: Tensor
     positions: Tensor
     dropout: Tensor
-    segments: Segments
+    packing: Packing
     rows: Tensor
     words: Tensor
     real: Tensor
@@ -93,7 +94,7 @@ def pack(rows: Rows, noise: Noise, capacity: int | None = None) -> Packed:
         tokens=packing.pack(fed),
         positions=packing.pack(position),
         dropout=packing.pack(key).int(),
-        segments=packing.segments,
+        packing=packing,
         rows=predicted.pack(before + torch.arange(there.shape[1], device=there.device)),
         words=predicted.pack(rows.target),
         real=predicted.pack(there),
@@ -132,7 +133,7 @@ class ARM(Family):
         """Cross-entropy, the mean over all target tokens and <eos> of the batch."""
         x = pack(rows, noise, capacity)
         keys = x.dropout if self.training else None
-        attention = FullAttention(x.segments, causal=True)
+        attention = attention_over(x.packing, rows.given_length, self.model.prefix_lm, causal=True)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=x.rows)
         every = torch.arange(len(hidden), device=hidden.device)
         mass, score = slot_scores(hidden, self.unembedding.weight, every, x.words)
@@ -209,12 +210,14 @@ class _Writing:
         device = self.family.device
         tokens = torch.tensor([token for row in rows for token in row], device=device)
         positions = torch.cat([torch.arange(len(row)) for row in rows]).to(device)
-        ends = self.length.cumsum(0)
-        segments = Segments(F.pad(ends, (1, 0)).int(), max(map(len, rows)), len(tokens))
+        lengths = np.array([len(row) for row in rows])
+        packing = Packing(torch.arange(lengths.max(), device=device) < self.length[:, None], counts=lengths)
         record: list[tuple[Tensor, Tensor]] = []
-        hidden = self._run(tokens, positions, FullAttention(segments, record, causal=True), ends - 1)
-        room = min(self.longest - min(map(len, rows)), self.settings.max_steps)
-        return hidden, PrefixCache.of(record, segments, room)
+        prefix_lm = self.family.model.prefix_lm
+        attention = attention_over(packing, self.before, prefix_lm, record=record, causal=True)
+        hidden = self._run(tokens, positions, attention, packing.starts + self.length - 1)
+        room = min(self.longest - int(lengths.min()), self.settings.max_steps)
+        return hidden, PrefixCache.of(record, packing.segments, room)
 
     def _run(self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
         with self.family.backbone.autocast():

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import bidirectional_attention
+from insertlm.backbone.attention import attention_over
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding import policies
 from insertlm.decoding.engine import Step, Writer, turn
@@ -233,7 +233,7 @@ class ILM(Family):
         """The token insertion loss and the stop loss, each a plain mean over examples."""
         x = corrupt(rows, noise, capacity, self.config)
         keys = x.dropout if self.training else None
-        attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
+        attention = attention_over(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)
         mass, score = slot_scores(hidden, self.unembedding.weight, x.slots.flatten(), rows.target.flatten())
         with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision

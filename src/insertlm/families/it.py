@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import bidirectional_attention
+from insertlm.backbone.attention import attention_over
 from insertlm.backbone.fused import whole_blocks
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.engine import Step, Writer
@@ -122,7 +122,7 @@ class IT(Family):
         x = corrupt(rows, noise, capacity)
         slots = slots_of(x, capacity)
         keys = x.dropout if self.training else None
-        attention = bidirectional_attention(x.packing, rows.given_length - 2, self.model.prefix_lm)
+        attention = attention_over(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=slots.rows)
         every = torch.arange(len(hidden), device=hidden.device)
         row = torch.cat([slots.of.flatten(), every])

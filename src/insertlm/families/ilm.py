@@ -66,9 +66,7 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
 
     stop_weight: NonNegative = 1.0
     stretch: Fraction = 0.0  # of the examples, in which only one stretch is up for deletion
-    group: Count = (
-        1  # tokens that belong together, as the three of a zebra puzzle's triples, with the last to be found out
-    )
+    group: Count = 1  # tokens that belong together, of which the last has to be found out, as in zebra puzzles
     frame: Fraction = 0.1  # with groups: of the examples, in which the others are still being written
 
     def __post_init__(self) -> None:
@@ -110,7 +108,7 @@ class Corrupted:
 
 def _among(noise: Noise, purpose: int, share: float) -> Tensor:
     """Which examples are of this share, [B] bool."""
-    return hash32(noise.seed, noise.example, noise.epoch, purpose) < int(share * 2**32)
+    return hash32(noise.seed, noise.example, noise.epoch, purpose) < int(share * _HASHES)
 
 
 def stretch_size(length: Tensor, noise: Noise, stretch: float) -> Tensor:
@@ -124,12 +122,13 @@ def stretch_size(length: Tensor, noise: Noise, stretch: float) -> Tensor:
 def deletion_count(length: Tensor, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
     """n ~ U{0 … L}, or within a stretch; of groups, up to all ends, or more than those. length: [B], of the targets.
     Returns [B]"""
-    most = stretch_size(length, noise, config.stretch) if config.group == 1 else length // config.group
-    count = randint(most + 1, noise.seed, noise.example, noise.epoch, _COUNT)
     if config.group == 1:
-        return count
-    framing = most + 1 + randint((length - most).clamp(min=1), noise.seed, noise.example, noise.epoch, _SIZE)
-    return torch.where(_among(noise, _FRAME, config.frame), torch.minimum(framing, length), count)
+        size = stretch_size(length, noise, config.stretch)
+        return randint(size + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+    ends = length // config.group
+    some = randint(ends + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+    more = ends + 1 + randint((length - ends).clamp(min=1), noise.seed, noise.example, noise.epoch, _SIZE)
+    return torch.where(_among(noise, _FRAME, config.frame), torch.minimum(more, length), some)
 
 
 def deletions(rows: Rows, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:

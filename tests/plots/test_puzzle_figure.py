@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -207,6 +207,7 @@ def extents(figure: Figure) -> list[Any]:
     st.sampled_from([1, 12, 30]),
     st.lists(st.lists(st.integers(0, SIDE + 2), min_size=3, max_size=3), max_size=60),
 )
+@example((3, 4), 30, [[SIDE + 3] * 3] * 4)  # the longest words
 def test_no_text_overlaps_or_is_cut_off(size: tuple[int, int], clues: int, random: Sequence[Sequence[int]]) -> None:
     houses, attributes = size
     solution = [(a, h, (h + a) % houses) for a in range(attributes) for h in range(houses)]

@@ -32,6 +32,7 @@ WIDTH, HEIGHT, GAP = 0.96, 0.52, 0.16  # of a cell, and between cells
 MARGIN, TITLE, HEAD, NAMES = 0.15, 0.5, 0.3, 0.7  # around all; above the table; left of it for attributes
 KEY, STRAY, BAR = 0.32, 0.28, 0.64  # below the table: what outlines mean, what is not in it, and the scale of colours
 CLUE, LETTER, HEADING = 0.215, 0.068, 2.2  # for a clue, for a letter of it, and for what stands above them
+SMALL_LETTER = 0.056  # of what is not in the table
 NARROWEST, ENTRY = 3.3, 1.52  # the room for the table and what is below it; for an entry of the key
 STRIPS = 3  # of a cell that was written several times
 # Outlines as well as crosses, and lines of different kinds: readers and printers differ in the colours they see.
@@ -80,10 +81,11 @@ def puzzle_figure(street: Street, written: Sequence[Written], solution: Collecti
     solution: the triples that should have been written
     """
     cells = _cells(street, written, solution)
-    stray = [each.ids for each in written if not _fits(street, each.ids)]
+    stray = _told([each.ids for each in written if not _fits(street, each.ids)])
     kinds = [kind for kind in OUTLINES if any(cell.kind == kind for cell in cells)]
     longest = max(len(clue.in_english()) for clue in street.clues)
-    table = max(NARROWEST, street.size * (WIDTH + GAP), ENTRY * len(kinds))  # the width of what is on the left
+    # The width of what is on the left.
+    table = max(NARROWEST, street.size * (WIDTH + GAP), ENTRY * len(kinds), SMALL_LETTER * len(stray))
     below = street.attributes * (HEIGHT + GAP)
     bar = below + (KEY if kinds else 0.0) + (STRAY if stray else 0.0)
     right = table + max(0.3 + HEADING, 0.6 + LETTER * (longest + 2))  # and a cross
@@ -95,7 +97,7 @@ def puzzle_figure(street: Street, written: Sequence[Written], solution: Collecti
     _draw_names(axes, street)
     _draw_title(axes, cells, solved={each.ids for each in written} == set(solution))
     _draw_key(axes, kinds, below + KEY / 2)
-    _draw_stray(axes, stray, bar - STRAY / 2)
+    axes.text(0, bar - STRAY / 2, stray, va="center", fontsize=7.5, color=BAD)
     _draw_clues(axes, street, places([each.ids for each in written]), table + 0.3)
     draw_order_bar(
         figure, colours, NAMES + MARGIN, bottom - bar - 0.26, "order in which cells were complete, 1 = first"
@@ -105,6 +107,14 @@ def puzzle_figure(street: Street, written: Sequence[Written], solution: Collecti
 
 def _fits(street: Street, ids: Triple) -> bool:
     return len(ids) == 3 and ids[0] < street.attributes and ids[1] < street.size and ids[2] < SIDE
+
+
+def _told(stray: Sequence[Triple]) -> str:
+    if not stray:
+        return ""
+    shown = ", ".join(TOKENIZER.decode(ids) for ids in stray[:STRIPS])
+    more = f" and {len(stray) - STRIPS} more" if len(stray) > STRIPS else ""
+    return f"✗ not in the table: {shown}{more}"
 
 
 def _cells(street: Street, written: Sequence[Written], solution: Collection[Triple]) -> list[_Cell]:
@@ -189,13 +199,6 @@ def _draw_key(axes: Axes, kinds: Sequence[str], middle: float) -> None:
     spaces: dict[str, Any] = {"borderpad": 0.0, "borderaxespad": 0.0, "handlelength": 1.6, "columnspacing": 1.2}
     if handles:
         axes.legend(handles=handles, ncols=len(handles), frameon=False, fontsize=7.5, labelcolor=INK, **place, **spaces)
-
-
-def _draw_stray(axes: Axes, stray: Sequence[Triple], middle: float) -> None:
-    if stray:
-        shown = ", ".join(TOKENIZER.decode(ids) for ids in stray[:STRIPS])
-        more = f" and {len(stray) - STRIPS} more" if len(stray) > STRIPS else ""
-        axes.text(0, middle, f"✗ not in the table: {shown}{more}", va="center", fontsize=7.5, color=BAD)
 
 
 def _draw_clues(axes: Axes, street: Street, place: Mapping[int, int], left: float) -> None:

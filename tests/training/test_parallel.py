@@ -138,19 +138,21 @@ def test_what_some_processes_save_others_go_on_from(
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_they_begin_with_given_weights_as_one_does(in_processes: InProcesses, sharded: bool) -> None:
-    weights = {name: x + 0.01 for name, x in step_of("ilm").state()["weights"].items()}
+@pytest.mark.parametrize("family", ["ilm", "arm"])
+def test_they_begin_with_given_weights_as_one_does(in_processes: InProcesses, family: str, sharded: bool) -> None:
+    """An ILM's own, or all that an ARM has of them."""
+    weights = {name: x + 0.01 for name, x in step_of(family).state()["weights"].items()}
     alone = step_of("ilm")
-    alone.begin_with(weights)
+    alone.begin_with(weights, akin=family != "ilm")
     expected = losses(alone, HALF)
     assert expected != losses(step_of("ilm"), HALF)
-    for each in in_processes(2, partial(begun, weights, sharded)):
+    for each in in_processes(2, partial(begun, weights, family, sharded)):
         assert_same(each, expected)
 
 
-def begun(weights: dict[str, Tensor], sharded: bool, processes: Processes) -> list[dict[str, float]]:
+def begun(weights: dict[str, Tensor], family: str, sharded: bool, processes: Processes) -> list[dict[str, float]]:
     step = step_of("ilm", processes, sharded)
-    step.begin_with(weights)
+    step.begin_with(weights, akin=family != "ilm")
     return losses(step, HALF)
 
 

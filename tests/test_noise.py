@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.noise import column_keys, hash32, keep_mask, randint, uniform
+from insertlm.noise import chance, column_keys, hash32, keep_mask, randint, uniform
 
 Fits = Callable[[Tensor, Tensor], bool]
 
@@ -115,6 +115,16 @@ def test_uniform_never_reaches_its_ends() -> None:
     assert bool((values > 0).all())
     assert bool((values < 1).all())
     assert bool((-(-values.log()).log()).isfinite().all())
+
+
+# --- Chances
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_chance_is_as_often_true_as_it_says(share: float) -> None:
+    found = chance(share, 1, torch.arange(20_000))
+    assert float(found.float().mean()) == pytest.approx(share, abs=0.015)
+    assert share not in (0.0, 1.0) or bool((found == bool(share)).all())
 
 
 # --- Integers

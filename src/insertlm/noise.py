@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["column_keys", "hash32", "keep_mask", "randint", "uniform"]
+__all__ = ["chance", "column_keys", "hash32", "keep_mask", "randint", "uniform"]
 
 _LOW = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
@@ -36,6 +36,11 @@ def hash32(seed: int, *counters: Tensor | int) -> Tensor:
 def uniform(seed: int, *counters: Tensor | int) -> Tensor:
     """Floats in the open interval (0, 1): safe for both logarithms of the Gumbel trick."""
     return ((hash32(seed, *counters) >> 9).float() + 0.5) * 2.0**-23
+
+
+def chance(share: float, seed: int, *counters: Tensor | int) -> Tensor:
+    """True with this probability."""
+    return hash32(seed, *counters) < int(share * (_LOW + 1))
 
 
 def randint(high: Tensor, seed: int, *counters: Tensor | int) -> Tensor:

@@ -20,7 +20,7 @@ from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Noise
-from insertlm.families.mdm import MDM, MdmConfig, lay_out, mask_cells, times, total_noise
+from insertlm.families.mdm import MDM, MdmConfig, lay_out, mask_cells, stretch_cells, times, total_noise
 from insertlm.tasks.base import Example, Examples
 from insertlm.tokenizers import WordTokenizer
 from insertlm.training.optim import OptimConfig
@@ -40,12 +40,12 @@ batches = st.lists(
 seeds = st.integers(0, 2**40)
 
 
-def tiny_mdm(*, dropout: float = 0.0, awake: bool = True) -> MDM:
+def tiny_mdm(*, dropout: float = 0.0, awake: bool = True, stretch: float = 0.0) -> MDM:
     """A model of a few hundred weights in float64. awake: with weights where a new one has zeros."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = ModelConfig(layers=2, width=8, heads=2, hidden=12, dropout=dropout)
-        mdm = MdmConfig(block=BLOCK).build(model, TOKENIZER).double().eval()
+        mdm = MdmConfig(block=BLOCK, stretch=stretch).build(model, TOKENIZER).double().eval()
         if awake:
             for parameter in mdm.parameters():
                 parameter.data += 0.4 * torch.randn_like(parameter)
@@ -136,6 +136,17 @@ def test_the_total_noise_is_that_of_the_log_linear_schedule() -> None:
     assert float(total_noise(torch.ones(1))) == pytest.approx(10)
 
 
+def test_a_stretch_lies_anywhere_in_the_text_and_has_any_size(fits: Fits) -> None:
+    """Every pair of a first cell and a size is as likely as any other; all cells are one set, whatever the first."""
+    length = torch.full((20_000,), 4)
+    found = stretch_cells(length, 6, noise_of(20_000, seed=5))
+    assert not bool(found[:, 4:].any())
+    counts = torch.bincount((found[:, :4] * torch.tensor([1, 2, 4, 8])).sum(1), minlength=16)
+    stretches = [sum(1 << (first + i) % 4 for i in range(size)) for first in range(4) for size in range(1, 5)]
+    assert fits(counts, torch.bincount(torch.tensor(stretches), minlength=16) / 16)
+    assert not bool(stretch_cells(torch.zeros(3).long(), 6, noise_of(3)).any())
+
+
 # --- The loss
 
 
@@ -174,6 +185,30 @@ def test_the_loss_and_all_gradients_are_the_textbooks(
     assert not found.parts["token_loss"].requires_grad
     for a, b in zip(gradients(found.total, mdm), gradients(bound, mdm), strict=True):
         assert_close(a, b)
+
+
+def test_a_share_of_the_examples_is_masked_in_one_stretch_and_weighs_as_much_as_others() -> None:
+    """A new model guesses: what a stretch costs is log(words and <pad>) a cell, over its share of the block."""
+    rows = tiny_mdm().rows(as_examples([Example([1], [2, 3, 4])] * 4000))
+    noise = noise_of(4000)
+    none, half, all_of = (tiny_mdm(awake=False, stretch=share).losses(rows, noise) for share in (0.0, 0.5, 1.0))
+    guess = math.log(WORDS + 1)
+    assert float(all_of.total.detach()) == pytest.approx(guess)
+    assert float(half.total.detach()) == pytest.approx(guess, rel=0.1)
+    masked = [int(losses.over["token_loss"]) for losses in (none, half, all_of) if losses.over]
+    assert masked[2] == int(stretch_cells(torch.full((4000,), 3), BLOCK, noise).sum())
+    assert masked[1] == pytest.approx((masked[0] + masked[2]) / 2, rel=0.05)
+
+
+def test_the_network_is_told_a_stretch_as_its_share_of_the_block() -> None:
+    mdm, noise = tiny_mdm(stretch=1.0), noise_of(3, seed=2)
+    rows = mdm.rows(as_examples([Example([1], [2, 3, 4, 5]), Example([], [0]), Example([3], [])]))
+    told = []
+    mdm.time.register_forward_hook(lambda _, arguments, __: told.append(arguments[0]))
+    mdm.losses(rows, noise)
+    sizes = stretch_cells(torch.tensor([4, 1, 0]), BLOCK, noise).sum(1)
+    assert sizes.tolist()[1:] == [1, 0]
+    torch.testing.assert_close(told[0], total_noise((sizes / BLOCK).clamp(min=1e-3)))
 
 
 def test_gradients_reach_every_weight() -> None:

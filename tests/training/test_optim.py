@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from insertlm.training.optim import AdamW, Ema, OptimConfig
+from insertlm.training.optim import Ema, OptimConfig, Optimizer, orthogonal
 
 STEPS = 1000
 
@@ -60,10 +60,10 @@ def test_rates_never_leave_their_range_nor_jump(warmup: int, cooldown: float, st
 # --- Optimiser
 
 
-def driven(config: OptimConfig, steps: int, halved: Collection[str] = ()) -> tuple[nn.Module, AdamW]:
+def driven(config: OptimConfig, steps: int, halved: Collection[str] = ()) -> tuple[nn.Module, Optimizer]:
     """A module after some steps with gradients that depend on nothing but the step."""
     module = small()
-    optimizer = AdamW(module, config, STEPS, halved)
+    optimizer = Optimizer(module, config, STEPS, halved)
     for step in range(steps):
         push(module, step)
         optimizer.set_step(step)
@@ -99,13 +99,91 @@ def test_steps_are_those_of_torch(clip: float) -> None:
 def test_only_matrices_decay() -> None:
     module = small()
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    optimizer = AdamW(module, OptimConfig(learning_rate=0.1, warmup=0, weight_decay=0.5), STEPS)
+    optimizer = Optimizer(module, OptimConfig(learning_rate=0.1, warmup=0, weight_decay=0.5), STEPS)
     optimizer.set_step(0)
     optimizer.step()  # without any gradient
     still = {name for name, p in module.named_parameters() if torch.equal(p, before[name])}
     assert still == {"1.bias", "2.weight", "2.bias"}
     for name in ("0.weight", "1.weight"):
         torch.testing.assert_close(module.get_parameter(name).detach(), before[name] * (1 - 0.1 * 0.5))
+
+
+# --- Muon
+
+HIDDEN = ("0.qkv.weight", "0.out.weight", "0.up.weight", "0.down.weight")
+
+
+class Layer(nn.Module):
+    """Matrices that are square, stand and lie, and three in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24, bias=False), nn.Linear(8, 8, bias=False)
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+
+def layers() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(Layer(), nn.Linear(8, 5))
+
+
+def test_hidden_matrices_learn_by_muon_as_torch_has_it() -> None:
+    """And all else by AdamW, with the same rate and decay."""
+    config = OptimConfig(matrices="muon", learning_rate=0.01, warmup=4, weight_decay=0.1, clip=0.5)
+    found, expected = layers(), layers()
+    optimizer = Optimizer(found, config, STEPS, hidden=HIDDEN)
+    thirds = [nn.Parameter(part.clone()) for part in expected.get_parameter("0.qkv.weight").detach().chunk(3)]
+    whole = [expected.get_parameter(name) for name in HIDDEN[1:]]
+    rest = {name: p for name, p in expected.named_parameters() if name not in HIDDEN}
+    muon = torch.optim.Muon([*thirds, *whole], weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adam = torch.optim.AdamW(
+        [{"params": [p], "weight_decay": 0.1 if p.dim() == 2 else 0.0} for p in rest.values()],
+    )
+    for step in range(20):
+        push(found, step)
+        optimizer.set_step(step)
+        optimizer.step()
+        push(expected, step)
+        nn.utils.clip_grad_norm_(expected.parameters(), 0.5)
+        gradient = expected.get_parameter("0.qkv.weight").grad
+        assert gradient is not None
+        for third, part in zip(thirds, gradient.chunk(3), strict=True):
+            third.grad = part
+        for reference in (muon, adam):
+            for group in reference.param_groups:
+                group["lr"] = config.rate(step, STEPS)
+            reference.step()  # type: ignore[no-untyped-call]
+    wanted = {name: p.detach() for name, p in expected.named_parameters()}
+    wanted[HIDDEN[0]] = torch.cat([third.detach() for third in thirds])
+    before = dict(layers().named_parameters())
+    for name, parameter in found.named_parameters():
+        assert float((parameter - before[name]).detach().abs().mean()) > 0.01
+        torch.testing.assert_close(parameter.detach(), wanted[name], rtol=0, atol=2e-3)  # products in bfloat16
+
+
+def test_what_muon_remembers_is_named_and_is_not_twice_the_weights() -> None:
+    module = layers()
+    moments = Optimizer(module, OptimConfig(matrices="muon"), STEPS, hidden=HIDDEN).moments()
+    kinds = {name: {key.partition("/")[2] for key in moments if key.startswith(f"{name}/")} for name in HIDDEN}
+    assert kinds == {name: {"momentum"} for name in HIDDEN}
+    assert moments["0.up.bias/exp_avg_sq"].shape == (32,)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 40), (3, 5, 9)])
+def test_singular_values_become_alike_and_vectors_stay(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    u, s, v = torch.linalg.svd(x, full_matrices=False)
+    assert float(s.max() / s.min()) > 1.5
+    found = u.mT @ orthogonal(x) @ v.mT
+    diagonal = found.diagonal(dim1=-2, dim2=-1)
+    assert 0.5 < float(diagonal.min()) <= float(diagonal.max()) < 1.4
+    torch.testing.assert_close(found, torch.diag_embed(diagonal), rtol=0, atol=0.06)
+
+
+def test_without_muon_hidden_matrices_are_like_others() -> None:
+    module = layers()
+    assert len(Optimizer(module, OptimConfig(), STEPS, hidden=HIDDEN).groups) == 2
 
 
 def test_names_and_shapes_are_those_of_the_parameters() -> None:

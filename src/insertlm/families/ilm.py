@@ -41,7 +41,7 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_scores
-from insertlm.noise import hash32, randint
+from insertlm.noise import chance, hash32, randint
 from insertlm.packing import Packing
 from insertlm.section import Count, Fraction, NonNegative, Section
 from insertlm.tasks.base import Examples
@@ -106,17 +106,13 @@ class Corrupted:
     stop: Tensor
 
 
-def _among(noise: Noise, purpose: int, share: float) -> Tensor:
-    """Which examples are of this share, [B] bool."""
-    return hash32(noise.seed, noise.example, noise.epoch, purpose) < int(share * _HASHES)
-
-
 def stretch_size(length: Tensor, noise: Noise, stretch: float) -> Tensor:
     """How many tokens are up for deletion: all, or for a share of the examples any number of them. [B]"""
     if not stretch:
         return length
     some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
-    return torch.where(_among(noise, _STRETCHED, stretch), torch.minimum(some, length), length)
+    stretched = chance(stretch, noise.seed, noise.example, noise.epoch, _STRETCHED)
+    return torch.where(stretched, torch.minimum(some, length), length)
 
 
 def deletion_count(length: Tensor, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
@@ -128,7 +124,8 @@ def deletion_count(length: Tensor, noise: Noise, config: IlmConfig = PUBLISHED) 
     ends = length // config.group
     some = randint(ends + 1, noise.seed, noise.example, noise.epoch, _COUNT)
     more = ends + 1 + randint((length - ends).clamp(min=1), noise.seed, noise.example, noise.epoch, _SIZE)
-    return torch.where(_among(noise, _FRAME, config.frame), torch.minimum(more, length), some)
+    unfinished = chance(config.frame, noise.seed, noise.example, noise.epoch, _FRAME)
+    return torch.where(unfinished, torch.minimum(more, length), some)
 
 
 def deletions(rows: Rows, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:

@@ -6,7 +6,10 @@ Design choices, the published ones unless said:
   longest target, the published code to the longest row. The prefix is never masked and never predicted.
 - Noise: a time t uniform on (0.001, 1) for every example; every cell of the block is masked with chance (1 − ε)t,
   ε = e^-10, independently (the log-linear schedule). Times are not stratified over the batch: noise depends on seed,
-  example and epoch alone.
+  example and epoch alone. (`stretch`, not the published: for that share of the examples one stretch of the text is
+  masked, whole, and nothing else; it may run over the end to the beginning, and its share of the block is the time.
+  What a cell holds, given the others, is the same question, but the others stand together, as for one who writes from
+  left to right. Zebra puzzles are learnt sooner so.)
 - Loss: the cross-entropy of masked cells, times 1/t, over the number of all cells of the block. This is the bound on
   the likelihood, as in MDLM; the published code divides by the number of masked cells.
 - A cell holds a word or <pad>: other special tokens, <mask> too, have no probability, and a cell that is not masked
@@ -55,19 +58,20 @@ from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_scores
-from insertlm.noise import hash32, randint, uniform
+from insertlm.noise import chance, hash32, randint, uniform
 from insertlm.packing import Packing
-from insertlm.section import Count, Section
+from insertlm.section import Count, Fraction, Section
 from insertlm.tasks.base import Examples
 from insertlm.tokenizers import Tokenizer
 
-__all__ = ["MDM", "MdmConfig", "mask_cells", "times", "total_noise"]
+__all__ = ["MDM", "MdmConfig", "mask_cells", "stretch_cells", "times", "total_noise"]
 
 _LEAST_TIME = 1e-3
 _EPSILON = math.exp(-10)
 
 # Streams of noise: what a draw is for. Cells of the block follow from _CELLS on.
 _TIME, _DROPOUT, _CELLS = 0, 1, 2
+_STRETCHED, _FIRST, _SIZE = -1, -2, -3
 _STEP, _TOKEN = 0, 1
 
 _LEAPING = ("auto", "random")  # orders by tau-leaping
@@ -78,6 +82,7 @@ class MdmConfig(Section, frozen=True, kw_only=True, tag="mdm", tag_field="name")
     """The `family` section of a recipe for an MDM."""
 
     block: Count  # cells of the text, padding included
+    stretch: Fraction = 0.0  # of the examples, in which one stretch of the text is masked, whole
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MDM:
         return MDM(self, model, tokenizer)
@@ -102,6 +107,15 @@ def mask_cells(time: Tensor, block: int, noise: Noise) -> Tensor:
     cell = torch.arange(block, device=time.device)
     draw = uniform(noise.seed, noise.example[:, None], noise.epoch[:, None], _CELLS + cell)
     return draw < (1 - _EPSILON) * time[:, None]
+
+
+def stretch_cells(length: Tensor, block: int, noise: Noise) -> Tensor:
+    """One stretch of the text, of any size, [B, block] bool. length: [B], of the texts"""
+    key = noise.seed, noise.example[:, None], noise.epoch[:, None]
+    length = length[:, None]
+    size, first = randint(length, *key, _SIZE) + 1, randint(length, *key, _FIRST)
+    cell = torch.arange(block, device=length.device)
+    return (cell < length) & ((cell - first) % length.clamp(min=1) < size)
 
 
 def total_noise(time: Tensor) -> Tensor:
@@ -200,8 +214,7 @@ class MDM(Family):
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
         """The bound on −log-likelihood per cell. token_loss: the mean cross-entropy of masked cells."""
-        time = times(noise)
-        masked = mask_cells(time, self.config.block, noise)
+        time, masked = self._noised(rows, noise)
         block = torch.where(masked, self.specials.mask, rows.target)
         x = lay_out(rows.given, rows.given_length, block, capacity)
         key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, x.place)
@@ -211,6 +224,17 @@ class MDM(Family):
         cells = masked.sum()
         token_loss = lost.sum() / cells.clamp(min=1)
         return Losses((lost / time[:, None]).mean(), {"token_loss": token_loss.detach()}, over={"token_loss": cells})
+
+    def _noised(self, rows: Rows, noise: Noise) -> tuple[Tensor, Tensor]:
+        """The times, [B], and which cells are masked, [B, block]"""
+        time, cells = times(noise), self.config.block
+        masked = mask_cells(time, cells, noise)
+        if not self.config.stretch:
+            return time, masked
+        stretched = chance(self.config.stretch, noise.seed, noise.example, noise.epoch, _STRETCHED)
+        stretch = stretch_cells((rows.target != self.specials.pad).sum(1), cells, noise)
+        share = (stretch.sum(1) / cells).clamp(min=_LEAST_TIME)
+        return torch.where(stretched, share, time), torch.where(stretched[:, None], stretch, masked)
 
     def _cross_entropy(self, hidden: Tensor, target: Tensor) -> Tensor:
         """hidden: [N, width]   target: [N]   Returns [N]."""

@@ -1,24 +1,33 @@
-"""The optimiser, its learning-rate schedule, and the moving average of the weights."""
+"""The optimiser and its two rules, its learning-rate schedule, and the moving average of the weights."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from insertlm.section import Count, Fraction, Index, NonNegative, Section, Share
 
-__all__ = ["AdamW", "Ema", "OptimConfig"]
+__all__ = ["Ema", "OptimConfig", "Optimizer", "orthogonal"]
 
 _EPSILON = 1e-8
 _AHEAD = 256  # steps whose rates go to the device together
+
+# Muon, as published
+_MOMENTUM = 0.95
+_ITERATIONS = 5
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # of x, x³, x⁵
+_ADAM_RMS = 0.2  # of the entries of a step of AdamW, in units of the rate
 
 
 class OptimConfig(Section, frozen=True, kw_only=True):
     """The `optim` section of a recipe."""
 
+    matrices: Literal["adamw", "muon"] = "adamw"  # how those of the blocks learn; all else learns by AdamW
     learning_rate: NonNegative = 1e-4
     warmup: Index = 1000  # steps over which the rate rises from 0
     cooldown: Fraction = 0.0  # share of all steps, at the end, over which it falls back to 0
@@ -36,24 +45,34 @@ class OptimConfig(Section, frozen=True, kw_only=True):
         return self.learning_rate * min(1.0, rise, fall)
 
     def scalars(self, step: int, steps: int) -> tuple[float, float, float]:
-        """What AdamW needs of a step: the rate, and how far both moments are on the way from zero."""
+        """What a step needs: the rate, and how far both moments are on the way from zero."""
         return self.rate(step, steps), 1.0 - self.beta1 ** (step + 1), 1.0 - self.beta2 ** (step + 1)
 
 
-class AdamW:
-    """AdamW with clipping, over a few long tensors instead of hundreds of parameters.
+class Optimizer:
+    """AdamW with clipping, over a few long tensors instead of hundreds of parameters; if the recipe says so, Muon for
+    the matrices named in `hidden`.
 
-    Parameters of a kind (precision, decay) share one tensor each for weights, moments and gradients, so a step is a
-    handful of kernels. The weights proper are float32. Parameters named in `halved` become bfloat16: what the network
+    Parameters of a kind (precision, decay, rule) share one tensor each for weights, moments and gradients, so a step is
+    a handful of kernels. The weights proper are float32. Parameters named in `halved` become bfloat16: what the network
     multiplies is a rounded copy, renewed at every step, and no product has to convert its weights first.
     """
 
-    def __init__(self, module: nn.Module, config: OptimConfig, steps: int, halved: Collection[str] = ()) -> None:
-        kinds: dict[tuple[bool, bool], dict[str, nn.Parameter]] = {}
+    def __init__(
+        self,
+        module: nn.Module,
+        config: OptimConfig,
+        steps: int,
+        halved: Collection[str] = (),
+        hidden: Collection[str] = (),
+    ) -> None:
+        kinds: dict[tuple[bool, bool, bool], dict[str, nn.Parameter]] = {}
         for name, parameter in module.named_parameters():
-            kinds.setdefault((name in halved, parameter.dim() >= 2), {})[name] = parameter
+            rule = config.matrices == "muon" and name in hidden
+            kinds.setdefault((name in halved, parameter.dim() >= 2, rule), {})[name] = parameter
         self.groups = [
-            _Group(named, config.weight_decay if matrices else 0.0, half) for (half, matrices), named in kinds.items()
+            (_Muon if rule else _AdamW)(named, config.weight_decay if matrices else 0.0, half)
+            for (half, matrices, rule), named in kinds.items()
         ]
         self.config = config
         self.weights = [group.weights for group in self.groups]
@@ -61,9 +80,6 @@ class AdamW:
         self.steps, self._first = steps, -1
         self._ahead = torch.zeros(_AHEAD, 3, device=device, dtype=self.weights[0].dtype)
         self._now = self._ahead[0].clone()
-        self._update = _update
-        if device.type == "cuda":  # one kernel, at work for a fifteenth of every step, and worth a search for its shape
-            self._update = torch.compile(_update, options={"max_autotune_pointwise": True})
 
     def zero_grad(self) -> None:
         for group in self.groups:
@@ -85,10 +101,8 @@ class AdamW:
         gradients = self.gradients() if gradients is None else gradients
         norm = self._norm(gradients)
         shrink = (self.config.clip / (norm + 1e-6)).clamp(max=1.0) if self.config.clip else torch.ones_like(norm)
-        betas = self.config.beta1, self.config.beta2
         for group, gradient in zip(self.groups, gradients, strict=True):
-            state = group.weights, group.exp_avg, group.exp_avg_sq, group.copy
-            self._update(*state, gradient, shrink, self._now, betas, group.decay)
+            group.step(gradient, shrink, self._now, self.config)
 
     def gradients(self) -> list[Tensor]:
         return [group.gradient() for group in self.groups]
@@ -106,11 +120,13 @@ class AdamW:
         }
 
     def moments(self) -> dict[str, Tensor]:
-        """`<name>/exp_avg` and `<name>/exp_avg_sq` of every parameter."""
-        first = self.named([group.exp_avg for group in self.groups])
-        second = self.named([group.exp_avg_sq for group in self.groups])
-        return {f"{name}/exp_avg": x for name, x in first.items()} | {
-            f"{name}/exp_avg_sq": x for name, x in second.items()
+        """What the rules remember of every parameter: `<name>/exp_avg` and `<name>/exp_avg_sq`, or
+        `<name>/momentum`."""
+        return {
+            f"{name}/{kind}": part
+            for group in self.groups
+            for kind, value in group.moments.items()
+            for name, part in group.split(value).items()
         }
 
     @torch.no_grad()
@@ -136,17 +152,26 @@ class AdamW:
         self.refresh()
 
 
-class _Group:
-    """Parameters of one kind. All tensors: [N], the parameters one after the other."""
+class _Group(ABC):
+    """Parameters of one kind, and the rule they learn by. All tensors: [N], the parameters one after the other.
+
+    remembers: names of what the rule keeps from step to step
+    """
+
+    remembers: ClassVar[tuple[str, ...]]
 
     def __init__(self, parameters: dict[str, nn.Parameter], decay: float, halved: bool) -> None:
         self.parameters, self.decay = parameters, decay
         self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        self.moments = {name: torch.zeros_like(self.weights) for name in self.remembers}
         self.copy = self.weights.bfloat16() if halved else None
         live = self.split(self.weights if self.copy is None else self.copy)
         for name, parameter in parameters.items():
             parameter.data = live[name]
+
+    @abstractmethod
+    def step(self, gradient: Tensor, shrink: Tensor, now: Tensor, config: OptimConfig) -> None:
+        """shrink: factor of the gradient   now: the `scalars` of the step"""
 
     def split(self, value: Tensor) -> dict[str, Tensor]:
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
@@ -156,6 +181,21 @@ class _Group:
     def gradient(self) -> Tensor:
         parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters.values()]
         return torch.cat([part.flatten() for part in parts])
+
+
+class _AdamW(_Group):
+    remembers = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, parameters: dict[str, nn.Parameter], decay: float, halved: bool) -> None:
+        super().__init__(parameters, decay, halved)
+        self._update = _update
+        if self.weights.is_cuda:  # one kernel, at work for a fifteenth of every step, and worth a search for its shape
+            self._update = torch.compile(_update, options={"max_autotune_pointwise": True})
+
+    def step(self, gradient: Tensor, shrink: Tensor, now: Tensor, config: OptimConfig) -> None:
+        moments = self.moments["exp_avg"], self.moments["exp_avg_sq"]
+        betas = config.beta1, config.beta2
+        self._update(self.weights, *moments, self.copy, gradient, shrink, now, betas, self.decay)
 
 
 def _update(
@@ -177,6 +217,51 @@ def _update(
     weights.mul_(1.0 - rate * decay).sub_(rate * change)
     if copy is not None:
         copy.copy_(weights)
+
+
+class _Muon(_Group):
+    """Momentum whose singular values are all made about equal (Jordan et al. 2024), so that a step goes as far in rare
+    directions as in common ones. It is scaled to the size that a step of AdamW has (arXiv 2502.16982): both rules share
+    one rate and one decay. Of a layer that makes queries, keys and values at once each third is a matrix of its own.
+    """
+
+    remembers = ("momentum",)
+
+    def step(self, gradient: Tensor, shrink: Tensor, now: Tensor, config: OptimConfig) -> None:
+        gradient = gradient.to(self.weights.dtype) * shrink
+        momentum = self.moments["momentum"].lerp_(gradient, 1.0 - _MOMENTUM)
+        change = gradient.lerp_(momentum, _MOMENTUM)  # Nesterov's
+        self._orthogonalise([matrix for whole in self.split(change).items() for matrix in _matrices(*whole)])
+        self.weights.mul_(1.0 - now[0] * self.decay).sub_(now[0] * change)
+        if self.copy is not None:
+            self.copy.copy_(self.weights)
+
+    @staticmethod
+    def _orthogonalise(matrices: Sequence[Tensor]) -> None:
+        """In place; those of one shape, or of one that is its transpose, all at once."""
+        alike: dict[tuple[int, ...], list[Tensor]] = {}
+        for matrix in matrices:
+            lying = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+            alike.setdefault(tuple(lying.shape), []).append(lying)
+        for (_, longer), some in alike.items():
+            changed = orthogonal(torch.stack(some)) * (_ADAM_RMS * longer**0.5)
+            torch._foreach_copy_(some, list(changed.unbind()))
+
+
+def _matrices(name: str, weight: Tensor) -> Sequence[Tensor]:
+    return weight.chunk(3) if name.endswith("qkv.weight") else [weight]
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """Matrices with the singular vectors of these, and singular values between 0.7 and 1.2 or so: Newton and Schulz's
+    iteration with the coefficients of Jordan et al. x: [..., m, n] with m ≤ n"""
+    dtype, (a, b, c) = x.dtype, _QUINTIC
+    x = x.bfloat16()
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    for _ in range(_ITERATIONS):
+        y = x @ x.mT
+        x = a * x + (b * y + c * (y @ y)) @ x
+    return x.to(dtype)
 
 
 class Ema:

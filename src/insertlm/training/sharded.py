@@ -17,9 +17,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from insertlm.errors import InsertlmError
 from insertlm.families.base import Family
 from insertlm.training.distributed import Processes
-from insertlm.training.optim import AdamW, OptimConfig
+from insertlm.training.optim import OptimConfig, Optimizer
 from insertlm.training.parallel import ParallelStep
 from insertlm.training.rows import Batch
 from insertlm.training.step import capacity_for
@@ -28,15 +29,17 @@ __all__ = ["ShardedStep"]
 
 
 class ShardedStep(ParallelStep):
-    optimizer: _ShardedAdamW
+    optimizer: _ShardedOptimizer
 
     def __init__(self, *what: Any, processes: Processes, **settings: Any) -> None:
         super().__init__(*what, processes=processes, **{**settings, "compiled": False})
         self._graphs = None
 
-    def _make_optimizer(self, optim: OptimConfig) -> AdamW:
+    def _make_optimizer(self, optim: OptimConfig) -> Optimizer:
+        if optim.matrices == "muon":
+            raise InsertlmError("optim.matrices: expected adamw for a sharded model, muon needs whole matrices")
         _shard(self.family, self.processes)
-        return _ShardedAdamW(self.family, optim, self.steps, self.processes)
+        return _ShardedOptimizer(self.family, optim, self.steps, self.processes)
 
     def _run(self, batch: Batch) -> None:
         """On a GPU with a capacity, since the host does not wait then."""
@@ -93,8 +96,8 @@ class _Shards(nn.Module):
         yield from self._parts.items()
 
 
-class _ShardedAdamW(AdamW):
-    """AdamW over this process's shards; only the norm of the gradient is everyone's."""
+class _ShardedOptimizer(Optimizer):
+    """Works on this process's shards; only the norm of the gradient is everyone's."""
 
     def __init__(self, module: nn.Module, config: OptimConfig, steps: int, processes: Processes) -> None:
         self._module, self._processes = module, processes

@@ -18,7 +18,7 @@ from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.tasks.base import Corpus
 from insertlm.training.ledger import Ledger
-from insertlm.training.optim import AdamW, Ema, OptimConfig
+from insertlm.training.optim import Ema, OptimConfig, Optimizer
 from insertlm.training.order import Order
 from insertlm.training.rows import Batch, Resident, Streamed
 
@@ -103,8 +103,8 @@ class TrainStep:
             own = self.state()["weights"].keys()
             weights = {name: value for name, value in weights.items() if name in own or name.startswith(_BACKBONE)}
             fresh = {name for name in own - weights.keys() if not name.startswith(_BACKBONE)}
-        kinds = {name.rpartition("/")[2] for name in self.optimizer.moments()}
-        moments = {f"{name}/{kind}": torch.zeros_like(value) for name, value in weights.items() for kind in kinds}
+        known = ((key, weights.get(key.partition("/")[0])) for key in self.optimizer.moments())
+        moments = {key: torch.zeros_like(value) for key, value in known if value is not None}
         self.load({"weights": weights, "ema": weights, "optimizer": moments}, fresh)
 
     @torch.no_grad()
@@ -127,9 +127,10 @@ class TrainStep:
         """What this process holds of a tensor."""
         return whole
 
-    def _make_optimizer(self, optim: OptimConfig) -> AdamW:
-        linear = _linear_parameters(self.family.backbone.blocks) if self.halved else ()
-        return AdamW(self.family, optim, self.steps, {f"{_BACKBONE}blocks.{name}" for name in linear})
+    def _make_optimizer(self, optim: OptimConfig) -> Optimizer:
+        linear = {f"{_BACKBONE}blocks.{name}" for name in _linear_parameters(self.family.backbone.blocks)}
+        hidden = {name for name in linear if name.endswith(".weight")}
+        return Optimizer(self.family, optim, self.steps, linear if self.halved else (), hidden)
 
     def _eager_losses(self, example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
         noise = Noise(self.order.seed, example, epoch)

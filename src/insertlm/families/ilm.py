@@ -132,33 +132,42 @@ def deletions(rows: Rows, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor
     """Which target tokens go: n of those that may, every subset of that size equally likely. Of groups, all ends before
     the others, and these from the right. [B, L] bool"""
     length = rows.target_length[:, None]
-    count = deletion_count(rows.target_length, noise, config)
+    count = deletion_count(rows.target_length, noise, config)[:, None]
     column = torch.arange(rows.target.shape[1], device=rows.target.device)
     draw = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _PLACES + column)
     may_go = column < length
+    if config.group > 1:
+        end, frame = _is_end(column, config.group) & may_go, _frame_behind(column, length, config.group)
+        key = draw * len(column) + column  # no two are equal
+        rank = ((key[:, None] < key[:, :, None]) & end[:, None]).sum(2)  # by comparison: they are few
+        return torch.where(end, rank < count, may_go & (frame < count - length // config.group))
     if config.stretch:
         first = randint(length, noise.seed, noise.example[:, None], noise.epoch[:, None], _FIRST)
         offset = (column - first) % length.clamp(min=1)
         may_go = may_go & (offset < stretch_size(rows.target_length, noise, config.stretch)[:, None])
-    if config.group > 1:
-        draw = torch.where(_is_end(column, config.group), draw, _HASHES + len(column) - column)
-    draw = torch.where(may_go, draw, 2 * _HASHES)  # the others go last
+    draw = torch.where(may_go, draw, _HASHES)  # the others go last
     order = draw.argsort(dim=1, stable=True)
-    return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count[:, None])
+    return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count)
 
 
 def _is_end(column: Tensor, group: int) -> Tensor:
     return (column + 1) % group == 0
 
 
-def next_ones(deleted: Tensor, group: int) -> Tensor:
+def _frame_behind(column: Tensor, length: Tensor, group: int) -> Tensor:
+    """How many tokens of the frame stand to the right of each. [B, L]"""
+    return (length - length // group) - (column - column // group) - 1
+
+
+def next_ones(deleted: Tensor, rows: Rows, group: int) -> Tensor:
     """Those of the deleted tokens that may come next: all, but of groups only the first of the frame, if one of it is
     missing. [B, L] bool"""
     if group == 1:
         return deleted
     column = torch.arange(deleted.shape[1], device=deleted.device)
-    frame = deleted & ~_is_end(column, group)
-    return torch.where(frame.any(1, keepdim=True), column == frame.int().argmax(1, keepdim=True), deleted)
+    missing = (deleted & ~_is_end(column, group)).sum(1, keepdim=True)
+    first = deleted & (_frame_behind(column, rows.target_length[:, None], group) == missing - 1)
+    return torch.where(missing > 0, first & ~_is_end(column, group), deleted)
 
 
 def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmConfig = PUBLISHED) -> Corrupted:
@@ -166,7 +175,7 @@ def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmCo
     width = rows.given.shape[1]
     columns = torch.arange(width + rows.target.shape[1], device=rows.given.device)
     deleted = deletions(rows, noise, config)
-    wanted = next_ones(deleted, config.group)
+    wanted = next_ones(deleted, rows, config.group)
     here = columns[:width] < rows.given_length[:, None]
     there = columns[: rows.target.shape[1]] < rows.target_length[:, None]
     packing = Packing(torch.cat([here, there & ~deleted], 1), capacity)

@@ -1,4 +1,4 @@
-"""A tiny Insertion Transformer, and its hidden rows computed as the definition reads."""
+"""A tiny left-to-right model, a tiny Insertion Transformer, and what each computes, as its definition reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,51 @@ import torch
 from torch import Tensor
 
 from insertlm.backbone.transformer import ModelConfig
+from insertlm.families.arm import ARM, ArmConfig
 from insertlm.families.it import IT, ItConfig
 from insertlm.tokenizers import WordTokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_arm() -> Callable[..., ARM]:
+    """Not trained, ready to decode. Words are ids 0 … words-1."""
+
+    def build(
+        *,
+        words: int = 6,
+        dropout: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+        prefix_lm: bool = False,
+    ) -> ARM:
+        model = ModelConfig(layers=2, width=8, heads=2, hidden=12, dropout=dropout, prefix_lm=prefix_lm)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            arm = ArmConfig().build(model, WordTokenizer(tuple(map(str, range(words))), reserved=1))
+        return arm.to(dtype).eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def next_logits(
+    softmax_attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+) -> Callable[[ARM, list[int], list[int]], Tensor]:
+    """Of the token behind <bos> and behind every token of the text, from one whole row: prefix <bos> text.
+
+    [len(text) + 1, vocabulary]
+    """
+
+    def compute(arm: ARM, prefix: list[int], text: list[int]) -> Tensor:
+        row = torch.tensor([*prefix, arm.specials.bos, *text])
+        mask = torch.ones(len(row), len(row), dtype=torch.bool).tril()
+        if arm.model.prefix_lm:
+            mask[: len(prefix) + 1, : len(prefix) + 1] = True
+        hidden = arm.backbone(row, torch.arange(len(row)), lambda layer, q, k, v: softmax_attention(q, k, v, mask))
+        logits: Tensor = hidden[len(prefix) :] @ arm.unembedding.weight.T
+        return logits
+
+    return compute
 
 
 @pytest.fixture(scope="session")

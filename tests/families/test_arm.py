@@ -1,16 +1,14 @@
-"""The left-to-right model learns the next token, and writes what it would write if every step began from nothing.
+"""The left-to-right model learns the next token.
 
-The references are one sequence at a time, with the textbook's attention, in float64; the one for writing has no cache.
+The reference is written from the definition: one sequence at a time, with the textbook's attention, in float64.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from itertools import product
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,21 +21,16 @@ from torch import Tensor
 
 from insertlm import load
 from insertlm.backbone.fused import ROWS
-from insertlm.backbone.transformer import ModelConfig
 from insertlm.config import parse_recipe
-from insertlm.decoding.sampling import choose, draws
 from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.decoding.trajectory import Insertion, Trajectory
-from insertlm.errors import InsertlmError
-from insertlm.families.arm import ARM, ArmConfig, pack
+from insertlm.families.arm import ARM, pack
 from insertlm.families.base import Noise
 from insertlm.tasks.base import Example, Examples
-from insertlm.tokenizers import WordTokenizer
 from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
 
-Fits = Callable[[Tensor, Tensor], bool]
-Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+NextLogits = Callable[[ARM, list[int], list[int]], Tensor]
+TinyArm = Callable[..., ARM]
 
 CPU = torch.device("cpu")
 WORDS = 6
@@ -46,23 +39,6 @@ words = st.integers(0, WORDS - 1)
 texts = st.lists(words, max_size=5)
 batches = st.lists(st.builds(Example, texts, texts), min_size=1, max_size=5)
 seeds = st.integers(0, 2**40)
-
-
-def tiny_arm(
-    *,
-    words: int = WORDS,
-    layers: int = 2,
-    dropout: float = 0.0,
-    dtype: torch.dtype = torch.float64,
-    seed: int = 0,
-    prefix_lm: bool = False,
-) -> ARM:
-    """Not trained, ready to decode. Words are ids 0 … words-1."""
-    model = ModelConfig(layers=layers, width=8, heads=2, hidden=12, dropout=dropout, prefix_lm=prefix_lm)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        arm = ArmConfig().build(model, WordTokenizer(tuple(map(str, range(words))), reserved=1))
-    return arm.to(dtype).eval()
 
 
 def as_examples(batch: list[Example], junk: int = 0) -> Examples:
@@ -94,7 +70,7 @@ def assert_close(left: Tensor, right: Tensor, tolerance: float = 1e-9) -> None:
 
 
 @given(batches, st.integers(0, 5))
-def test_rows_hold_the_prefix_and_end_with_special_tokens(batch: list[Example], junk: int) -> None:
+def test_rows_hold_the_prefix_and_end_with_special_tokens(tiny_arm: TinyArm, batch: list[Example], junk: int) -> None:
     arm = tiny_arm()
     rows = arm.rows(as_examples(batch, junk))
     assert {getattr(rows, field.name).dtype for field in fields(rows)} == {torch.int64}
@@ -104,7 +80,7 @@ def test_rows_hold_the_prefix_and_end_with_special_tokens(batch: list[Example], 
 
 
 @given(batches, seeds, st.integers(0, 5), st.none() | st.integers(0, 30))
-def test_packing_by_hand(batch: list[Example], seed: int, junk: int, spare: int | None) -> None:
+def test_packing_by_hand(tiny_arm: TinyArm, batch: list[Example], seed: int, junk: int, spare: int | None) -> None:
     arm = tiny_arm()
     rows, noise = arm.rows(as_examples(batch, junk)), noise_of(len(batch), seed)
     lengths = [len(prefix) + 1 + len(target) for prefix, target in batch]
@@ -121,7 +97,9 @@ def test_packing_by_hand(batch: list[Example], seed: int, junk: int, spare: int 
 
 
 @given(batches, seeds, st.integers(0, 9))
-def test_dropout_depends_on_seed_example_epoch_and_place(batch: list[Example], seed: int, epoch: int) -> None:
+def test_dropout_depends_on_seed_example_epoch_and_place(
+    tiny_arm: TinyArm, batch: list[Example], seed: int, epoch: int
+) -> None:
     """Not on the batch around an example, nor on its place there."""
     rows, noise = tiny_arm().rows(as_examples(batch)), noise_of(len(batch), seed, first=50, epoch=epoch)
     together = pack(rows, noise)
@@ -138,39 +116,24 @@ def test_dropout_depends_on_seed_example_epoch_and_place(batch: list[Example], s
 # --- The loss
 
 
-@dataclass(frozen=True)
-class Textbook:
-    arm: ARM
-    attention: Softmax
-
-    def logits(self, prefix: list[int], text: list[int]) -> Tensor:
-        """Of the token behind <bos> and behind every token of the text: [len(text) + 1, vocabulary]"""
-        row = torch.tensor([*prefix, self.arm.specials.bos, *text])
-        mask = torch.ones(len(row), len(row), dtype=torch.bool).tril()
-        if self.arm.model.prefix_lm:
-            mask[: len(prefix) + 1, : len(prefix) + 1] = True
-        hidden = self.arm.backbone(row, torch.arange(len(row)), lambda layer, q, k, v: self.attention(q, k, v, mask))
-        logits: Tensor = hidden[len(prefix) :] @ self.arm.unembedding.weight.T
-        return logits
-
-    def loss(self, batch: list[Example]) -> Tensor:
-        """−log P(token), the mean over all tokens."""
-        found = []
-        for prefix, target in batch:
-            log_probability = self.logits(prefix, target).log_softmax(-1)
-            found += [-log_probability[j, token] for j, token in enumerate([*target, self.arm.specials.eos])]
-        return torch.stack(found).mean()
+def textbook(arm: ARM, next_logits: NextLogits, batch: list[Example]) -> Tensor:
+    """−log P(token), the mean over all tokens."""
+    found = []
+    for prefix, target in batch:
+        log_probability = next_logits(arm, prefix, target).log_softmax(-1)
+        found += [-log_probability[j, token] for j, token in enumerate([*target, arm.specials.eos])]
+    return torch.stack(found).mean()
 
 
 @given(batches, seeds, st.none() | st.integers(0, 70), st.booleans())
 @settings(HEAVY, max_examples=60)
 def test_loss_and_all_gradients_are_the_textbooks(
-    softmax_attention: Softmax, batch: list[Example], seed: int, spare: int | None, prefix_lm: bool
+    tiny_arm: TinyArm, next_logits: NextLogits, batch: list[Example], seed: int, spare: int | None, prefix_lm: bool
 ) -> None:
     arm = tiny_arm(seed=seed % 5, prefix_lm=prefix_lm)
     rows, noise = arm.rows(as_examples(batch)), noise_of(len(batch), seed)
     found = arm.losses(rows, noise, None if spare is None else int(arm.visible(rows, noise).sum()) + spare)
-    expected = Textbook(arm, softmax_attention).loss(batch)
+    expected = textbook(arm, next_logits, batch)
     assert_close(found.total, expected)
     assert found.parts.keys() == {"token_loss"}
     assert_close(found.parts["token_loss"], expected.detach())
@@ -181,7 +144,9 @@ def test_loss_and_all_gradients_are_the_textbooks(
 
 @given(batches, seeds, st.integers(0, 70))
 @settings(HEAVY, max_examples=30)
-def test_a_larger_buffer_changes_nothing_with_dropout_either(batch: list[Example], seed: int, spare: int) -> None:
+def test_a_larger_buffer_changes_nothing_with_dropout_either(
+    tiny_arm: TinyArm, batch: list[Example], seed: int, spare: int
+) -> None:
     arm = tiny_arm(dropout=0.2).train()
     rows, noise = arm.rows(as_examples(batch)), noise_of(len(batch), seed)
     tight, roomy = (arm.losses(rows, noise, c).total for c in (None, int(arm.visible(rows, noise).sum()) + spare))
@@ -192,7 +157,9 @@ def test_a_larger_buffer_changes_nothing_with_dropout_either(batch: list[Example
 
 @given(batches, seeds, st.booleans())
 @settings(HEAVY, max_examples=30)
-def test_a_batch_is_the_mean_over_its_tokens(batch: list[Example], seed: int, training: bool) -> None:
+def test_a_batch_is_the_mean_over_its_tokens(
+    tiny_arm: TinyArm, batch: list[Example], seed: int, training: bool
+) -> None:
     """With dropout too: what is dropped belongs to the example."""
     arm = tiny_arm(dropout=0.2).train(training)
     rows, noise = arm.rows(as_examples(batch)), noise_of(len(batch), seed)
@@ -203,14 +170,14 @@ def test_a_batch_is_the_mean_over_its_tokens(batch: list[Example], seed: int, tr
     assert_close(arm.losses(rows, noise).total, total / rows.target_length.sum())
 
 
-def test_padding_means_nothing() -> None:
+def test_padding_means_nothing(tiny_arm: TinyArm) -> None:
     arm = tiny_arm()
     batch = [Example([1, 2, 3], [4]), Example([], [1, 2, 3, 4]), Example([5], [])]
     here, there = (arm.losses(arm.rows(as_examples(batch, junk)), noise_of(3)).total for junk in (0, 5))
     assert torch.equal(here, there)
 
 
-def test_every_weight_learns_and_dropout_changes_with_the_epoch() -> None:
+def test_every_weight_learns_and_dropout_changes_with_the_epoch(tiny_arm: TinyArm) -> None:
     arm, plain = tiny_arm(dropout=0.2), tiny_arm()
     rows = arm.rows(as_examples([Example([1, 2, 3], [4, 5]), Example([], [0])]))
     assert all(bool(gradient.any()) for gradient in gradients(plain.losses(rows, noise_of(2)).total, plain))
@@ -221,7 +188,7 @@ def test_every_weight_learns_and_dropout_changes_with_the_epoch() -> None:
     assert first != later
 
 
-def test_losses_are_one_graph_for_every_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_one_graph_for_every_capacity(tiny_arm: TinyArm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of the device, and no shape depends on the data, whichever bound on predicting rows is lower.
     Without torch.compile's code generator, which is slow, and without attention, which on a CPU does ask."""
     monkeypatch.setattr("insertlm.backbone.attention.attend", lambda q, k, v, *rest: v)
@@ -249,173 +216,10 @@ def test_losses_are_one_graph_for_every_capacity(monkeypatch: pytest.MonkeyPatch
     torch._dynamo.reset()
 
 
-# --- Writing, from nothing in every step
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A loop that computes the whole row in every step."""
-
-    textbook: Textbook
-
-    def ask(self, prompt: Prompt, text: list[int]) -> Tensor:
-        """Logits of words and then <eos>, [words + 1]"""
-        arm = self.textbook.arm
-        logits = self.textbook.logits(prompt.prefix, text)[-1]
-        return torch.stack([logits[i] for i in [*range(len(arm.writable)), arm.specials.eos]])
-
-    @torch.no_grad()
-    def decode(self, prompt: Prompt, config: DecodeConfig) -> Trajectory:
-        text, events, seed = [*prompt.start], list[Insertion](), torch.tensor([prompt.seed])
-        while True:
-            logits = self.ask(prompt, text)
-            log_probability = logits.log_softmax(-1)
-            stop = float(log_probability[-1].exp())
-            noise = draws(0, seed, len(events))
-            word = int(choose(logits[None], noise, config.temperature, config.top_k, config.top_p))
-            complete = word == len(logits) - 1
-            full = len(prompt.prefix) + 1 + len(text) == config.max_length or len(events) == config.max_steps
-            if complete or full:
-                return Trajectory(prompt.prefix, prompt.start, events, stop, complete)
-            events.append(Insertion(len(events), len(text), word, float(log_probability[word]), stop))
-            text.append(word)
-
-
-@st.composite
-def prompts(draw: st.DrawFn) -> Prompt:
-    prefix, start = draw(texts), draw(st.lists(words, max_size=4))
-    return Prompt(prefix, draw(seeds), start, draw(st.sampled_from([None, frozenset({len(start)})])))
-
-
-configs = st.builds(
-    DecodeConfig,
-    temperature=st.sampled_from([0.0, 0.7, 1.5]),
-    top_k=st.integers(0, 3),
-    top_p=st.sampled_from([0.3, 0.9, 1.0]),
-    max_steps=st.integers(1, 6),
-    max_length=st.integers(10, 16),
-)
-prompt_batches = st.lists(prompts(), min_size=1, max_size=5)
-GREEDY = DecodeConfig(max_steps=8)
-HOT = DecodeConfig(max_steps=8, temperature=1.0)
-
-
-def assert_same(left: list[Trajectory], right: list[Trajectory]) -> None:
-    """The same tokens in the same places; probabilities to the last few bits."""
-    for a, b in zip(left, right, strict=True):
-        assert [event[:3] for event in a.events] == [event[:3] for event in b.events]
-        assert (a.prefix, a.start, a.complete) == (b.prefix, b.start, b.complete)
-        numbers = [[t.stop_probability, *(x for e in t.events for x in e[3:])] for t in (a, b)]
-        assert numbers[0] == pytest.approx(numbers[1], abs=1e-9)
-
-
-@given(prompt_batches, configs, st.integers(0, 3), st.booleans())
-@settings(HEAVY, max_examples=60)
-def test_a_cache_changes_no_token_and_no_probability(
-    softmax_attention: Softmax, batch: list[Prompt], config: DecodeConfig, seed: int, prefix_lm: bool
-) -> None:
-    arm = tiny_arm(seed=seed, prefix_lm=prefix_lm)
-    plain = Plain(Textbook(arm, softmax_attention))
-    written = arm.decode(batch, config)
-    assert_same(written, [plain.decode(prompt, config) for prompt in batch])
-    for prompt, trajectory in zip(batch, written, strict=True):
-        assert trajectory.ids[: len(prompt.start)] == prompt.start
-        assert set(trajectory.ids) <= set(range(WORDS))
-
-
-@given(prompt_batches, configs, st.randoms(use_true_random=False), st.booleans())
-@settings(HEAVY, max_examples=30)
-def test_a_row_does_not_depend_on_its_batch(
-    batch: list[Prompt], config: DecodeConfig, random: Any, prefix_lm: bool
-) -> None:
-    arm = tiny_arm(prefix_lm=prefix_lm)
-    together = arm.decode(batch, config)
-    assert_same([arm.decode([prompt], config)[0] for prompt in batch], together)
-    company = [*batch, *(replace(prompt, prefix=[2, *prompt.prefix[1:]], seed=prompt.seed + 1) for prompt in batch)]
-    order = random.sample(range(len(company)), len(company))
-    shuffled = arm.decode([company[i] for i in order], config)
-    assert_same([shuffled[order.index(i)] for i in range(len(batch))], together)
-
-
-def test_each_token_is_computed_once_and_finished_texts_leave() -> None:
-    arm, sizes = tiny_arm(), list[int]()
-    arm.unembedding.weight.data[arm.specials.eos] = 0.0  # with logits of both signs beside it, never the largest
-    arm.backbone.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
-    batch = [Prompt([0] * 1), Prompt([0] * 4, start=[1, 2]), Prompt([0] * 6)]
-    written = arm.decode(batch, DecodeConfig(max_length=10))
-    assert [len(t.events) for t in written] == [8, 3, 3]
-    assert sizes == [2 + 7 + 7, 3, 3, 3, 1, 1, 1, 1, 1]
-
-
-def test_special_tokens_are_never_written_however_likely() -> None:
-    arm = tiny_arm(words=3)
-    special = torch.randn(arm.vocabulary - 3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    special[arm.specials.eos - 3] = 0.0
-    arm.unembedding.weight.data[3:] = 1e3 * special  # all but <eos>; of six, some are huge whatever the hidden row
-    batch = [Prompt([0, 1], seed) for seed in range(50)]
-    for trajectory in arm.decode(batch, HOT):
-        assert set(trajectory.ids) <= {0, 1, 2}
-        assert all(event.log_probability > -30 for event in trajectory.events)  # they take no mass either
-
-
-def test_seeds_make_the_difference_only_where_something_is_drawn() -> None:
-    arm = tiny_arm()
-    batch = [Prompt([1, 2], seed) for seed in range(20)]
-    for config, several in ((GREEDY, False), (DecodeConfig(max_steps=8, temperature=1.0, top_k=1), False), (HOT, True)):
-        written = arm.decode(batch, config)
-        assert written == arm.decode(batch, config)
-        assert (len({(*t.ids, t.complete) for t in written}) > 1) == several
-
-
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_texts_come_as_often_as_they_should(softmax_attention: Softmax, fits: Fits, temperature: float) -> None:
-    """Texts of at most two tokens: that <eos> is drawn like any word, and that the steps' draws are independent."""
-    arm, prompt = tiny_arm(words=3, seed=1), Prompt([2], start=[1])
-    plain = Plain(Textbook(arm, softmax_attention))
-    counts = dict.fromkeys([(), *product(range(3)), *product(range(3), repeat=2)], 0)
-    for trajectory in arm.decode(
-        [replace(prompt, seed=seed) for seed in range(6000)], DecodeConfig(max_steps=2, temperature=temperature)
-    ):
-        counts[tuple(event.token for event in trajectory.events)] += 1
-
-    @torch.no_grad()
-    def chance(text: tuple[int, ...]) -> float:
-        steps = [(plain.ask(prompt, [1, *text[:n]]) / temperature).softmax(-1) for n in range(len(text) + 1)]
-        found = float(torch.stack([p[word] for p, word in zip(steps, text, strict=False)]).prod()) if text else 1.0
-        return found if len(text) == 2 else found * float(steps[-1][3])
-
-    expected = [chance(text) for text in counts]
-    assert sum(expected) == pytest.approx(1)
-    assert fits(torch.tensor(list(counts.values())), torch.tensor(expected))
-
-
-@pytest.mark.parametrize(
-    ("start", "gaps", "expected"), [([2], {0}, "[1]"), ([2], {0, 1}, "[1]"), ([2, 3], set(), "[2]"), ([], set(), "[0]")]
-)
-def test_only_the_end_may_be_open(start: list[int], gaps: set[int], expected: str) -> None:
-    with pytest.raises(InsertlmError) as caught:
-        tiny_arm().decode([Prompt([1, 2, 3]), Prompt([1], start=start, open=frozenset(gaps))], GREEDY)
-    reason = f"this family writes at the end of the text alone, expected {expected}"
-    assert str(caught.value) == f"a prompt opens the gaps {sorted(gaps)}; {reason}"
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"order": "mass"}, "decode.order: expected auto, got mass"),
-        ({"parallel": 2}, "decode.parallel: this family writes one token a step, got 2"),
-    ],
-)
-def test_what_it_cannot_do_is_named(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(InsertlmError) as caught:
-        tiny_arm().decode([Prompt([1])], DecodeConfig(**changes))
-    assert str(caught.value) == line
-
-
 # --- All of it
 
 
-def test_it_learns_to_count_down_and_to_stop() -> None:
+def test_it_learns_to_count_down_and_to_stop(tiny_arm: TinyArm) -> None:
     batch = [Example([n], list(range(n, -1, -1))) for n in range(WORDS)]
     arm = tiny_arm(dtype=torch.float32).train()
     rows, optimizer = arm.rows(as_examples(batch)), torch.optim.AdamW(arm.parameters(), 1e-2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,12 +19,15 @@ BATCH = 64
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a captured step needs a CUDA device")
 
 
-def losses(recipe: Recipe, prefix_lm: bool, *, compiled: bool) -> list[float]:
+Rule = Literal["adamw", "muon"]
+
+
+def losses(recipe: Recipe, prefix_lm: bool, rule: Rule, *, compiled: bool) -> list[float]:
     torch.manual_seed(0)
     model = ModelConfig(layers=2, width=64, heads=2, hidden=128, dropout=0.1, prefix_lm=prefix_lm)
     family = recipe.family.build(model, recipe.task.tokenizer).to("cuda").train()
     rows = family.rows(recipe.task.examples("train", 4 * BATCH))
-    optim = OptimConfig(learning_rate=3e-3, warmup=2)
+    optim = OptimConfig(matrices=rule, learning_rate=3e-3, warmup=2)
     step = TrainStep(
         family,
         rows,
@@ -42,20 +45,23 @@ def losses(recipe: Recipe, prefix_lm: bool, *, compiled: bool) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("family", "task", "prefix_lm"),
+    ("family", "task", "prefix_lm", "rule"),
     [
-        ({"name": "ilm"}, "star-easy", False),
-        ({"name": "ilm", "group": 2}, "star-easy", False),
-        ({"name": "arm"}, "star-easy", False),
-        ({"name": "arm"}, "star-easy", True),
-        ({"name": "mdm", "block": 8}, "star-easy", False),
-        ({"name": "it"}, "star-easy", False),
-        ({"name": "it"}, "star-medium", False),  # 704 cells for slots, no whole number of blocks
+        ({"name": "ilm"}, "star-easy", False, "adamw"),
+        ({"name": "ilm", "group": 2}, "star-easy", True, "muon"),
+        ({"name": "arm"}, "star-easy", False, "adamw"),
+        ({"name": "arm"}, "star-easy", True, "muon"),
+        ({"name": "mdm", "block": 8}, "star-easy", False, "adamw"),
+        ({"name": "mdm", "block": 8, "stretch": 0.5}, "star-easy", False, "muon"),
+        ({"name": "it"}, "star-easy", False, "adamw"),
+        ({"name": "it"}, "star-medium", False, "adamw"),  # 704 cells for slots, no whole number of blocks
     ],
 )
-def test_the_compiled_step_learns_what_the_plain_one_learns(family: dict[str, Any], task: str, prefix_lm: bool) -> None:
+def test_the_compiled_step_learns_what_the_plain_one_learns(
+    family: dict[str, Any], task: str, prefix_lm: bool, rule: Rule
+) -> None:
     tree = {"task": {"preset": task}, "model": {"preset": "mini"}, "family": family, "train": {"steps": STEPS}}
     recipe = parse_recipe(tree, "test")
-    plain, compiled = losses(recipe, prefix_lm, compiled=False), losses(recipe, prefix_lm, compiled=True)
+    plain, compiled = (losses(recipe, prefix_lm, rule, compiled=compiled) for compiled in (False, True))
     assert plain[-1] < plain[0]
     assert compiled == pytest.approx(plain, rel=0.02)

@@ -7,12 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.config import FamilyConfig
+from insertlm.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.mdm import MdmConfig
@@ -39,7 +41,13 @@ FAMILIES: dict[str, FamilyConfig] = {
 InProcesses = Callable[[int, Callable[[Processes], Any]], list[Any]]
 
 
-def step_of(family: str, processes: Processes | None = None, sharded: bool = False, accumulate: int = 1) -> TrainStep:
+def step_of(
+    family: str,
+    processes: Processes | None = None,
+    sharded: bool = False,
+    accumulate: int = 1,
+    optim: OptimConfig = OPTIM,
+) -> TrainStep:
     model = ModelConfig(layers=2, width=16, heads=2, hidden=32, dropout=0.1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -47,7 +55,7 @@ def step_of(family: str, processes: Processes | None = None, sharded: bool = Fal
     built = built.double().train()
     rows = built.rows(TASK.examples("train"))
     order = Order(len(rows.target), 8, 1)
-    settings: dict[str, Any] = {"optim": OPTIM, "steps": STEPS, "device": CPU, "compiled": False}
+    settings: dict[str, Any] = {"optim": optim, "steps": STEPS, "device": CPU, "compiled": False}
     if processes is None:
         return TrainStep(built, rows, order, **settings)
     kind = ShardedStep if sharded else ReplicatedStep
@@ -95,6 +103,30 @@ def test_losses_do_not_depend_on_the_processes(
 @pytest.mark.parametrize(("family", "accumulate"), [("ilm", 8), ("arm", 2), ("mdm", 4)])
 def test_losses_do_not_depend_on_the_pieces(family: str, accumulate: int) -> None:
     assert_same(losses(step_of(family, Processes(CPU), accumulate=accumulate)), losses(step_of(family)))
+
+
+# --- Muon
+
+MUON = msgspec.structs.replace(OPTIM, matrices="muon")
+
+
+def muon(processes: Processes) -> list[dict[str, float]]:
+    return losses(step_of("ilm", processes, optim=MUON), HALF)
+
+
+def test_muon_takes_the_same_steps_in_every_process(in_processes: InProcesses) -> None:
+    """Of its products in bfloat16 a last bit may differ between sums of gradients and the gradient of a sum."""
+    expected = losses(step_of("ilm", optim=MUON), HALF)
+    one, other = in_processes(2, muon)
+    assert one == other
+    for a, b in zip(one, expected, strict=True):
+        assert a == pytest.approx(b, rel=2e-3)
+    assert expected[-1] != pytest.approx(losses(step_of("ilm"), HALF)[-1], rel=2e-3)
+
+
+def test_muon_needs_whole_matrices() -> None:
+    with pytest.raises(InsertlmError, match=r"^optim.matrices: expected adamw for a sharded model, muon needs whole"):
+        step_of("ilm", Processes(CPU), sharded=True, optim=MUON)
 
 
 # --- From one number of processes to another

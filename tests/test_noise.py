@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.noise import chance, column_keys, hash32, keep_mask, randint, uniform
+from insertlm.noise import chance, column_keys, hash32, keep_mask, randint, stretch, uniform
 
 Fits = Callable[[Tensor, Tensor], bool]
 
@@ -151,6 +151,20 @@ def test_randint_takes_a_range_per_row() -> None:
     high = torch.tensor([1, 5, 90])
     rows = randint(high, 1, torch.arange(3), 8)
     assert rows.tolist() == [int(randint(h, 1, i, 8)) for i, h in enumerate(high)]
+
+
+def test_a_stretch_begins_anywhere_and_has_its_size(fits: Fits) -> None:
+    """In the first four of six cells: every beginning is as likely as any other, and the run goes on at the front."""
+    count = 20_000
+    example = torch.arange(count)
+    size = example % 4 + 1
+    found = stretch(torch.full((count,), 4), size, 6, 3, example)
+    assert torch.equal(found.sum(1), size)
+    assert not bool(found[:, 4:].any())
+    codes = (found[:, :4] * torch.tensor([1, 2, 4, 8])).sum(1)
+    runs = [sum(1 << (first + i) % 4 for i in range(length)) for first in range(4) for length in range(1, 5)]
+    assert fits(torch.bincount(codes, minlength=16), torch.bincount(torch.tensor(runs), minlength=16) / 16)
+    assert not bool(stretch(torch.zeros(3).long(), torch.ones(3), 6, 3, torch.arange(3)).any())
 
 
 # --- Dropout

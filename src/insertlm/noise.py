@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["chance", "column_keys", "hash32", "keep_mask", "randint", "uniform"]
+__all__ = ["chance", "column_keys", "hash32", "keep_mask", "randint", "stretch", "uniform"]
 
 _LOW = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
@@ -46,6 +46,14 @@ def chance(share: float, seed: int, *counters: Tensor | int) -> Tensor:
 def randint(high: Tensor, seed: int, *counters: Tensor | int) -> Tensor:
     """Integers uniform on {0 … high-1} (to one part in 2^32 / high)."""
     return (hash32(seed, *counters) * high) >> 32
+
+
+def stretch(length: Tensor, size: Tensor, width: int, seed: int, *counters: Tensor | int) -> Tensor:
+    """One run of `size` among the first `length` cells of each row; it begins anywhere and may go on at the beginning.
+    length, size and the counters: [B]. Returns [B, width] bool"""
+    first = randint(length, seed, *counters)
+    cell = torch.arange(width, device=length.device)
+    return (cell < length[:, None]) & ((cell - first[:, None]) % length[:, None].clamp(min=1) < size[:, None])
 
 
 def column_keys(width: int) -> Tensor:

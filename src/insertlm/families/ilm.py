@@ -41,7 +41,7 @@ from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_scores
-from insertlm.noise import chance, hash32, randint
+from insertlm.noise import chance, hash32, randint, stretch
 from insertlm.packing import Packing
 from insertlm.section import Count, Fraction, NonNegative, Section
 from insertlm.tasks.base import Examples
@@ -106,12 +106,12 @@ class Corrupted:
     stop: Tensor
 
 
-def stretch_size(length: Tensor, noise: Noise, stretch: float) -> Tensor:
+def stretch_size(length: Tensor, noise: Noise, share: float) -> Tensor:
     """How many tokens are up for deletion: all, or for a share of the examples any number of them. [B]"""
-    if not stretch:
+    if not share:
         return length
-    some = randint(length, noise.seed, noise.example, noise.epoch, _SIZE) + 1
-    stretched = chance(stretch, noise.seed, noise.example, noise.epoch, _STRETCHED)
+    some = randint(length, *noise, _SIZE) + 1
+    stretched = chance(share, *noise, _STRETCHED)
     return torch.where(stretched, torch.minimum(some, length), length)
 
 
@@ -120,11 +120,11 @@ def deletion_count(length: Tensor, noise: Noise, config: IlmConfig = PUBLISHED) 
     Returns [B]"""
     if config.group == 1:
         size = stretch_size(length, noise, config.stretch)
-        return randint(size + 1, noise.seed, noise.example, noise.epoch, _COUNT)
+        return randint(size + 1, *noise, _COUNT)
     ends = length // config.group
-    some = randint(ends + 1, noise.seed, noise.example, noise.epoch, _COUNT)
-    more = ends + 1 + randint((length - ends).clamp(min=1), noise.seed, noise.example, noise.epoch, _SIZE)
-    unfinished = chance(config.frame, noise.seed, noise.example, noise.epoch, _FRAME)
+    some = randint(ends + 1, *noise, _COUNT)
+    more = ends + 1 + randint((length - ends).clamp(min=1), *noise, _SIZE)
+    unfinished = chance(config.frame, *noise, _FRAME)
     return torch.where(unfinished, torch.minimum(more, length), some)
 
 
@@ -139,12 +139,11 @@ def deletions(rows: Rows, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor
     if config.group > 1:
         end, frame = _is_end(column, config.group) & may_go, _frame_behind(column, length, config.group)
         key = draw * len(column) + column  # no two are equal
-        rank = ((key[:, None] < key[:, :, None]) & end[:, None]).sum(2)  # by comparison: they are few
+        rank = ((key[:, None] < key[:, :, None]) & end[:, None]).sum(2)  # few: no need to sort
         return torch.where(end, rank < count, may_go & (frame < count - length // config.group))
     if config.stretch:
-        first = randint(length, noise.seed, noise.example[:, None], noise.epoch[:, None], _FIRST)
-        offset = (column - first) % length.clamp(min=1)
-        may_go = may_go & (offset < stretch_size(rows.target_length, noise, config.stretch)[:, None])
+        size = stretch_size(rows.target_length, noise, config.stretch)
+        may_go = stretch(rows.target_length, size, len(column), *noise, _FIRST)
     draw = torch.where(may_go, draw, _HASHES)  # the others go last
     order = draw.argsort(dim=1, stable=True)
     return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count)
@@ -165,9 +164,10 @@ def next_ones(deleted: Tensor, rows: Rows, group: int) -> Tensor:
     if group == 1:
         return deleted
     column = torch.arange(deleted.shape[1], device=deleted.device)
-    missing = (deleted & ~_is_end(column, group)).sum(1, keepdim=True)
-    first = deleted & (_frame_behind(column, rows.target_length[:, None], group) == missing - 1)
-    return torch.where(missing > 0, first & ~_is_end(column, group), deleted)
+    in_frame = ~_is_end(column, group)
+    missing = (deleted & in_frame).sum(1, keepdim=True)
+    first = in_frame & (_frame_behind(column, rows.target_length[:, None], group) == missing - 1)
+    return torch.where(missing > 0, first, deleted)
 
 
 def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmConfig = PUBLISHED) -> Corrupted:

@@ -7,9 +7,8 @@ Design choices, the published ones unless said:
 - Noise: a time t uniform on (0.001, 1) for every example; every cell of the block is masked with chance (1 − ε)t,
   ε = e^-10, independently (the log-linear schedule). Times are not stratified over the batch: noise depends on seed,
   example and epoch alone. (`stretch`, not the published: for that share of the examples one stretch of the text is
-  masked, whole, and nothing else; it may run over the end to the beginning, and its share of the block is the time.
-  What a cell holds, given the others, is the same question, but the others stand together, as for one who writes from
-  left to right. Zebra puzzles are learnt sooner so.)
+  masked, whole, and nothing else; it may run over the end to the beginning, and its share of the block is the time. So
+  the cells that are seen stand together, as for one who writes from left to right; why, see docs/log.md.)
 - Loss: the cross-entropy of masked cells, times 1/t, over the number of all cells of the block. This is the bound on
   the likelihood, as in MDLM; the published code divides by the number of masked cells.
 - A cell holds a word or <pad>: other special tokens, <mask> too, have no probability, and a cell that is not masked
@@ -33,8 +32,7 @@ training, where tau-leaping sets out too: step k is at (1 − k/K) times that. (
 in a row without pads.) Banned words have no probability, nor has what is no head where one must be; there is no way to
 require a word.
 No time is below the least of training. Temperature, top-k and top-p act on the choice of a token in its cell, not on
-that of cells. Temperature 1 samples the model, as published; at 0, the library's default, each cell gets its likeliest
-token.
+that of cells. Temperature 1 samples the model, as published; at 0, the default, each cell gets its likeliest token.
 """
 
 from __future__ import annotations
@@ -58,13 +56,13 @@ from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_scores
-from insertlm.noise import chance, hash32, randint, uniform
+from insertlm.noise import chance, hash32, randint, stretch, uniform
 from insertlm.packing import Packing
 from insertlm.section import Count, Fraction, Section
 from insertlm.tasks.base import Examples
 from insertlm.tokenizers import Tokenizer
 
-__all__ = ["MDM", "MdmConfig", "mask_cells", "stretch_cells", "times", "total_noise"]
+__all__ = ["MDM", "MdmConfig", "mask_cells", "times", "total_noise"]
 
 _LEAST_TIME = 1e-3
 _EPSILON = math.exp(-10)
@@ -99,7 +97,7 @@ class MdmConfig(Section, frozen=True, kw_only=True, tag="mdm", tag_field="name")
 
 def times(noise: Noise) -> Tensor:
     """[B], uniform on (0.001, 1)"""
-    return _LEAST_TIME + (1 - _LEAST_TIME) * uniform(noise.seed, noise.example, noise.epoch, _TIME)
+    return _LEAST_TIME + (1 - _LEAST_TIME) * uniform(*noise, _TIME)
 
 
 def mask_cells(time: Tensor, block: int, noise: Noise) -> Tensor:
@@ -107,15 +105,6 @@ def mask_cells(time: Tensor, block: int, noise: Noise) -> Tensor:
     cell = torch.arange(block, device=time.device)
     draw = uniform(noise.seed, noise.example[:, None], noise.epoch[:, None], _CELLS + cell)
     return draw < (1 - _EPSILON) * time[:, None]
-
-
-def stretch_cells(length: Tensor, block: int, noise: Noise) -> Tensor:
-    """One stretch of the text, of any size, [B, block] bool. length: [B], of the texts"""
-    key = noise.seed, noise.example[:, None], noise.epoch[:, None]
-    length = length[:, None]
-    size, first = randint(length, *key, _SIZE) + 1, randint(length, *key, _FIRST)
-    cell = torch.arange(block, device=length.device)
-    return (cell < length) & ((cell - first) % length.clamp(min=1) < size)
 
 
 def total_noise(time: Tensor) -> Tensor:
@@ -214,7 +203,7 @@ class MDM(Family):
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
         """The bound on −log-likelihood per cell. token_loss: the mean cross-entropy of masked cells."""
-        time, masked = self._noised(rows, noise)
+        time, masked = self.noised(rows, noise)
         block = torch.where(masked, self.specials.mask, rows.target)
         x = lay_out(rows.given, rows.given_length, block, capacity)
         key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, x.place)
@@ -225,16 +214,17 @@ class MDM(Family):
         token_loss = lost.sum() / cells.clamp(min=1)
         return Losses((lost / time[:, None]).mean(), {"token_loss": token_loss.detach()}, over={"token_loss": cells})
 
-    def _noised(self, rows: Rows, noise: Noise) -> tuple[Tensor, Tensor]:
+    def noised(self, rows: Rows, noise: Noise) -> tuple[Tensor, Tensor]:
         """The times, [B], and which cells are masked, [B, block]"""
         time, cells = times(noise), self.config.block
         masked = mask_cells(time, cells, noise)
         if not self.config.stretch:
             return time, masked
-        stretched = chance(self.config.stretch, noise.seed, noise.example, noise.epoch, _STRETCHED)
-        stretch = stretch_cells((rows.target != self.specials.pad).sum(1), cells, noise)
-        share = (stretch.sum(1) / cells).clamp(min=_LEAST_TIME)
-        return torch.where(stretched, share, time), torch.where(stretched[:, None], stretch, masked)
+        length = (rows.target != self.specials.pad).sum(1)
+        one = stretch(length, randint(length, *noise, _SIZE) + 1, cells, *noise, _FIRST)
+        share = (one.sum(1) / cells).clamp(min=_LEAST_TIME)
+        stretched = chance(self.config.stretch, *noise, _STRETCHED)
+        return torch.where(stretched, share, time), torch.where(stretched[:, None], one, masked)
 
     def _cross_entropy(self, hidden: Tensor, target: Tensor) -> Tensor:
         """hidden: [N, width]   target: [N]   Returns [N]."""

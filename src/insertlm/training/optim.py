@@ -68,11 +68,11 @@ class Optimizer:
     ) -> None:
         kinds: dict[tuple[bool, bool, bool], dict[str, nn.Parameter]] = {}
         for name, parameter in module.named_parameters():
-            rule = config.matrices == "muon" and name in hidden
-            kinds.setdefault((name in halved, parameter.dim() >= 2, rule), {})[name] = parameter
+            by_muon = config.matrices == "muon" and name in hidden
+            kinds.setdefault((name in halved, parameter.dim() >= 2, by_muon), {})[name] = parameter
         self.groups = [
-            (_Muon if rule else _AdamW)(named, config.weight_decay if matrices else 0.0, half)
-            for (half, matrices, rule), named in kinds.items()
+            (_Muon if by_muon else _AdamW)(named, config.weight_decay if matrices else 0.0, half)
+            for (half, matrices, by_muon), named in kinds.items()
         ]
         self.config = config
         self.weights = [group.weights for group in self.groups]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,17 +112,3 @@ def test_cells_place_rows_in_a_dense_matrix(sizes: list[int]) -> None:
     for matrix_row, piece in zip(dense.view(len(sizes), -1).tolist(), torch.split(rows, sizes), strict=True):
         assert matrix_row == piece.tolist() + [0] * (segments.longest - len(piece))
     assert torch.equal(segments.valid.flatten().nonzero().squeeze(1), segments.cells)
-
-
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=6), st.lists(st.integers(0, 4)))
-def test_cut_makes_two_of_each(pairs: list[tuple[int, int]], uncut: list[int]) -> None:
-    sizes = [a + b for a, b in pairs] + uncut
-    cut = segments_of(sizes).cut(torch.tensor([a for a, _ in pairs]))
-    assert cut.lengths.tolist() == [size for pair in pairs for size in pair] + [s for u in uncut for s in (0, u)]
-    assert cut.cu.dtype == torch.int32
-    assert cut.longest >= int(cut.lengths.max())
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_cut_takes_any_integers(dtype: torch.dtype) -> None:
-    assert segments_of([3, 2]).cut(torch.tensor([1, 2], dtype=dtype)).cu.tolist() == [0, 1, 3, 5, 5]

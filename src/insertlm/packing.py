@@ -35,12 +35,6 @@ class Segments:
         """[S]"""
         return self.cu[1:] - self.cu[:-1]
 
-    def cut(self, at: Tensor) -> Segments:
-        """Every segment in two: its first `at[s]` rows and the others. at: [B], segments past B are not cut."""
-        starts = self.cu[:-1]
-        at = torch.nn.functional.pad(at.to(starts.dtype), (0, len(starts) - len(at)))
-        return Segments(torch.cat([torch.stack([starts, starts + at], 1).flatten(), self.cu[-1:]]), self.longest)
-
     @cached_property
     def cells(self) -> Tensor:
         """[T]: the cell of each packed row in a dense [S, longest] matrix, flattened."""

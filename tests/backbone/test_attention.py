@@ -50,7 +50,7 @@ def qkv(rows: int, seed: int, *, dim: int = DIM, dtype: torch.dtype = torch.floa
 def prefix_attention(pairs: Sizes, device: str = "cpu") -> PrefixAttention:
     whole = segments_of([a + b for a, b in pairs], device)
     in_prefix = torch.tensor([row < a for a, b in pairs for row in range(a + b)], dtype=torch.bool, device=device)
-    return PrefixAttention(whole, whole.cut(torch.tensor([a for a, _ in pairs], device=device)), in_prefix)
+    return PrefixAttention(whole, (~in_prefix).int())
 
 
 def prefix_mask(pairs: Sizes) -> Tensor:
@@ -127,11 +127,34 @@ def test_prefix_rows_see_the_prefix_and_the_others_everything(
     assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
 
 
+def texts_of(sizes: list[list[int]]) -> Tensor:
+    """[T]: of each segment rows of its prefix, 0, and of so many texts, 1, 2 …"""
+    return torch.cat([owners(rows) for rows in sizes]).int()
+
+
+def texts_mask(sizes: list[list[int]], causal: bool) -> Tensor:
+    """[T, T]: the same segment, and the prefix or the same text."""
+    segment, text = owners([sum(rows) for rows in sizes]), texts_of(sizes)
+    same = text[:, None] == text
+    return (segment[:, None] == segment) & ((same.tril() if causal else same) | (text == 0))
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), min_size=1), st.booleans(), seeds)
+def test_texts_behind_one_prefix_do_not_see_each_other(
+    softmax_attention: Softmax, sizes: list[list[int]], causal: bool, seed: int
+) -> None:
+    lengths = [sum(rows) for rows in sizes]
+    x = qkv(sum(lengths), seed)
+    expected = softmax_attention(*x, texts_mask(sizes, causal))
+    found = PrefixAttention(segments_of(lengths), texts_of(sizes), causal=causal)(0, *x)
+    assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
+
+
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=5), seeds, st.data())
 def test_cached_rows_see_what_they_would_have_seen(pairs: Sizes, seed: int, data: st.DataObject) -> None:
     """Two layers, each with its own cache, of which some sequences leave."""
     prefix = prefix_attention(pairs)
-    inside, segment = prefix.in_prefix, owners([a + b for a, b in pairs])
+    inside, segment = prefix.text == 0, owners([a + b for a, b in pairs])
     layers = [qkv(len(inside), seed + layer) for layer in (0, 1)]
     cache = PrefixCache.of([(k[inside], v[inside]) for _, k, v in layers], segments_of([a for a, _ in pairs]), room=5)
     chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(pairs))), min_size=1)))
@@ -206,6 +229,7 @@ CASES: list[Sizes] = [
     [(3, 4), (0, 1), (7, 0), (64, 65)],
     [(100, 30), (90, 12), (0, 0), (128, 1)],
     [(1000, 150), (0, 1), (128, 129)],
+    [(0, 400), (130, 300)],
 ]
 
 
@@ -214,6 +238,10 @@ def attention_of(kind: str, pairs: Sizes) -> tuple[Attention, int, int]:
     real = sum(map(sum, pairs))
     if kind == "prefix":
         return prefix_attention(pairs, "cuda"), real, real
+    if "texts" in kind:
+        sizes = [[a, b // 3, 0, b - b // 3] for a, b in pairs]
+        whole, text = segments_of([sum(rows) for rows in sizes], "cuda"), texts_of(sizes).cuda()
+        return PrefixAttention(whole, text, causal=kind.startswith("causal")), real, real
     width = max(map(sum, pairs))
     keep = torch.arange(width) < torch.tensor([a + b for a, b in pairs])[:, None]
     capacity = real + 100 if kind.endswith("tail") else None
@@ -223,8 +251,8 @@ def attention_of(kind: str, pairs: Sizes) -> tuple[Attention, int, int]:
 
 @cuda
 @pytest.mark.parametrize("dim", [32, 64])
-@pytest.mark.parametrize("kind", ["full", "tail", "prefix", "causal", "causal tail"])
-@pytest.mark.parametrize("pairs", CASES, ids=["one", "four", "two tiles", "long"])
+@pytest.mark.parametrize("kind", ["full", "tail", "prefix", "texts", "causal", "causal tail", "causal texts"])
+@pytest.mark.parametrize("pairs", CASES, ids=["one", "four", "two tiles", "long", "behind"])
 def test_the_kernel_is_sdpa_to_the_precision_of_bfloat16(pairs: Sizes, kind: str, dim: int) -> None:
     """Same rounded inputs: bfloat16 takes the kernel, float32 takes SDPA."""
     attention, real, rows = attention_of(kind, pairs)
@@ -244,7 +272,7 @@ def test_the_kernel_is_sdpa_to_the_precision_of_bfloat16(pairs: Sizes, kind: str
 def test_the_cached_kernel_is_the_prefix_one() -> None:
     pairs = [(3, 4), (1, 1), (7, 2), (64, 65), (128, 1)]
     prefix = prefix_attention(pairs, "cuda")
-    inside, segment = prefix.in_prefix, owners([a + b for a, b in pairs]).cuda()
+    inside, segment = prefix.text == 0, owners([a + b for a, b in pairs]).cuda()
     q, k, v = (x.detach().cuda() for x in qkv(len(inside), 0, dim=64, dtype=torch.bfloat16))
     expected = prefix(0, q, k, v)
     cache = PrefixCache.of([(k[inside], v[inside])], segments_of([a for a, _ in pairs], "cuda"), room=65)

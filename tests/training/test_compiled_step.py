@@ -49,6 +49,7 @@ def losses(recipe: Recipe, prefix_lm: bool, rule: Rule, *, compiled: bool) -> li
     [
         ({"name": "ilm"}, "star-easy", False, "adamw"),
         ({"name": "ilm", "group": 2}, "star-easy", True, "muon"),
+        ({"name": "ilm", "deletions": 3}, "star-easy", True, "adamw"),
         ({"name": "arm"}, "star-easy", False, "adamw"),
         ({"name": "arm"}, "star-easy", True, "muon"),
         ({"name": "mdm", "block": 8}, "star-easy", False, "adamw"),

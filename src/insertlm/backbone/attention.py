@@ -101,27 +101,34 @@ class FullAttention:
 
 @dataclass(frozen=True, eq=False)
 class PrefixAttention:
-    """Rows of the prefix, the first `prefix[s]` of each segment, see the prefix alone; the rest see everything, or, if
-    causal, all that is not behind themselves. `record` as above.
+    """A segment is a prefix and texts behind it. Rows of the prefix see the prefix alone; those of a text see the
+    prefix and their text, or, if causal, of the text what is not behind themselves. `record` as above.
 
-    The kernel has no such mask, so it runs twice: once with every segment cut in two at the end of its prefix (right
-    for prefix rows), once whole (right for the others).
-
-    halves: `segments` with every one cut in two   in_prefix: [T] bool
+    text: [T] int32, never falling within a segment: 0 for rows of the prefix, then 1, 2 …
     """
 
     segments: Segments
-    halves: Segments
-    in_prefix: Tensor
+    text: Tensor
     record: list[tuple[Tensor, Tensor]] | None = None
     causal: bool = False
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.record is not None:
             self.record.append((k, v))
-        within = attend(q, k, v, self.halves, self.halves)
-        whole = attend(q, k, v, self.segments, self.segments, self.causal)
-        return torch.where(self.in_prefix[:, None, None], within, whole)
+        if _has_kernel(q) and q.shape[-1] in _HEAD_DIMS:
+            from insertlm.backbone.attention_kernels import short_attention
+
+            return short_attention(q, k, v, self.segments.cu, self.segments.longest, self.causal, self.text)
+        return _attend_dense(q, _pad(k, self.segments), _pad(v, self.segments), self.segments, self._mask)
+
+    @cached_property
+    def _mask(self) -> Tensor:
+        """[S, 1, queries, keys]"""
+        text = _pad(self.text, self.segments)
+        same = text[:, :, None] == text[:, None]
+        seen = (text[:, None] == 0) | (same.tril() if self.causal else same)
+        itself = torch.eye(text.shape[1], dtype=torch.bool, device=text.device)  # padding must not give NaN
+        return (seen & self.segments.valid[:, None] | itself)[:, None]
 
 
 def attention_over(
@@ -136,8 +143,7 @@ def attention_over(
     if not prefix_lm:
         return FullAttention(packing.segments, record, causal)
     column = torch.arange(packing.keep.shape[1], device=prefix.device)
-    in_prefix = packing.pack(column < prefix[:, None])
-    return PrefixAttention(packing.segments, packing.segments.cut(prefix), in_prefix, record, causal)
+    return PrefixAttention(packing.segments, packing.pack((column >= prefix[:, None]).int()), record, causal)
 
 
 @dataclass(frozen=True, eq=False)

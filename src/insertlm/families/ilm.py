@@ -8,7 +8,9 @@ Design choices, the published ones unless said:
   stretch of S, which may run over the end to the beginning. So the model sees what infilling asks for. `group`, not the
   paper's either: where every so many tokens end in one that has to be found out and the others are a mere frame, the
   model learns to write the frame first, from left to right, and then the ends in any order. Of n deleted tokens those
-  are asked for that may come next. n is uniform within either part, and `frame` is the share of the first.)
+  are asked for that may come next. n is uniform within either part, and `frame` is the share of the first.
+  `deletions`, not the paper's either: so many corruptions of an example in one step, behind one prefix, which with
+  `prefix_lm` is the same for all.)
 - One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
   distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
   in decoding only <bos> and what follows it.
@@ -29,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import attention_over
+from insertlm.backbone.attention import FullAttention, PrefixAttention
 from insertlm.backbone.transformer import ModelConfig
 from insertlm.decoding import policies
 from insertlm.decoding.engine import Step, Writer, turn
@@ -68,12 +70,15 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
     stretch: Fraction = 0.0  # of the examples, in which only one stretch is up for deletion
     group: Count = 1  # tokens that belong together, of which the last has to be found out, as in zebra puzzles
     frame: Fraction = 0.1  # with groups: of the examples, in which the others are still being written
+    deletions: Count = 1  # of each example in a step; more than one need model.prefix_lm
 
     def __post_init__(self) -> None:
         if self.group > 1 and self.stretch:
             raise ValueError("stretch and group are two ways to choose what is deleted; expected stretch 0 or group 1")
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ILM:
+        if self.deletions > 1 and not model.prefix_lm:
+            raise InsertlmError(f"family.deletions: expected 1 unless model.prefix_lm is true, got {self.deletions}")
         return ILM(self, model, tokenizer)
 
     def longest_row(self, prefix: int, target: int) -> int:
@@ -88,15 +93,17 @@ PUBLISHED = IlmConfig()
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A batch after deletion, packed.
+    """A batch after deletion, packed: each of B examples as its prefix and D corrupted texts. N = B * D
 
-    tokens, positions: [T]   dropout: [T] int32 keys   packing: of the [B, G+L] matrix of given and target cells
-    deleted: [B, L] bool   wanted: [B, L] bool, of these the ones that may come next   count: [B], of these
-    slots: [B, L] packed row of the slot each target cell belongs to   stop: [B] packed row of <stop>
+    tokens, positions: [T]   text: [T] int32, 1 … D, 0 in a prefix   dropout: [T] int32 keys
+    packing: of the matrix of all cells, [B, P + D (2 + L)]: the prefix, then <stop>, <bos> and the target, D times
+    deleted: [N, L] bool   wanted: [N, L] bool, of these the ones that may come next   count: [N], of these
+    slots: [N, L] packed row of the slot each target cell belongs to   stop: [N] packed row of <stop>
     """
 
     tokens: Tensor
     positions: Tensor
+    text: Tensor
     dropout: Tensor
     packing: Packing
     deleted: Tensor
@@ -104,6 +111,12 @@ class Corrupted:
     count: Tensor
     slots: Tensor
     stop: Tensor
+
+    def behind_prefix(self, cells: Tensor) -> Tensor:
+        """Cells as `packing` has them, text by text: the prefix, <bos> and the target, [N, P + 1 + L]."""
+        texts, width = len(self.deleted) // len(cells), 2 + self.deleted.shape[1]
+        front, back = cells[:, : -texts * width], cells[:, -texts * width :].reshape(-1, width)
+        return torch.cat([front.repeat_interleave(texts, 0), back[:, 1:]], 1)
 
 
 def stretch_size(length: Tensor, noise: Noise, share: float) -> Tensor:
@@ -128,22 +141,21 @@ def deletion_count(length: Tensor, noise: Noise, config: IlmConfig = PUBLISHED) 
     return torch.where(unfinished, torch.minimum(more, length), some)
 
 
-def deletions(rows: Rows, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
+def deletions(length: Tensor, width: int, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
     """Which target tokens go: n of those that may, every subset of that size equally likely. Of groups, all ends before
-    the others, and these from the right. [B, L] bool"""
-    length = rows.target_length[:, None]
-    count = deletion_count(rows.target_length, noise, config)[:, None]
-    column = torch.arange(rows.target.shape[1], device=rows.target.device)
+    the others, and these from the right. length: [B]. Returns [B, width] bool"""
+    count = deletion_count(length, noise, config)[:, None]
+    column = torch.arange(width, device=length.device)
     draw = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _PLACES + column)
-    may_go = column < length
+    may_go = column < length[:, None]
     if config.group > 1:
         end, frame = _is_end(column, config.group) & may_go, _frame_behind(column, length, config.group)
-        key = draw * len(column) + column  # no two are equal
+        key = draw * width + column  # no two are equal
         rank = ((key[:, None] < key[:, :, None]) & end[:, None]).sum(2)  # few: no need to sort
-        return torch.where(end, rank < count, may_go & (frame < count - length // config.group))
+        return torch.where(end, rank < count, may_go & (frame < count - length[:, None] // config.group))
     if config.stretch:
-        size = stretch_size(rows.target_length, noise, config.stretch)
-        may_go = stretch(rows.target_length, size, len(column), *noise, _FIRST)
+        size = stretch_size(length, noise, config.stretch)
+        may_go = stretch(length, size, width, *noise, _FIRST)
     draw = torch.where(may_go, draw, _HASHES)  # the others go last
     order = draw.argsort(dim=1, stable=True)
     return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count)
@@ -155,10 +167,10 @@ def _is_end(column: Tensor, group: int) -> Tensor:
 
 def _frame_behind(column: Tensor, length: Tensor, group: int) -> Tensor:
     """How many tokens of the frame stand to the right of each. [B, L]"""
-    return (length - length // group) - (column - column // group) - 1
+    return (length - length // group)[:, None] - (column - column // group) - 1
 
 
-def next_ones(deleted: Tensor, rows: Rows, group: int) -> Tensor:
+def next_ones(deleted: Tensor, length: Tensor, group: int) -> Tensor:
     """Those of the deleted tokens that may come next: all, but of groups only the first of the frame, if one of it is
     missing. [B, L] bool"""
     if group == 1:
@@ -166,33 +178,53 @@ def next_ones(deleted: Tensor, rows: Rows, group: int) -> Tensor:
     column = torch.arange(deleted.shape[1], device=deleted.device)
     in_frame = ~_is_end(column, group)
     missing = (deleted & in_frame).sum(1, keepdim=True)
-    first = in_frame & (_frame_behind(column, rows.target_length[:, None], group) == missing - 1)
+    first = in_frame & (_frame_behind(column, length, group) == missing - 1)
     return torch.where(missing > 0, first, deleted)
+
+
+def _visits(length: Tensor, noise: Noise, times: int) -> tuple[Tensor, Noise]:
+    """Every example so many times, with noise of its own each time: as many epochs in one. length: [B]"""
+    epoch = noise.epoch[:, None] * times + torch.arange(times, device=length.device)
+    example = noise.example.repeat_interleave(times)
+    return length.repeat_interleave(times), Noise(noise.seed, example, epoch.flatten())
 
 
 def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmConfig = PUBLISHED) -> Corrupted:
     """Delete, close up and pack."""
-    width = rows.given.shape[1]
-    columns = torch.arange(width + rows.target.shape[1], device=rows.given.device)
-    deleted = deletions(rows, noise, config)
-    wanted = next_ones(deleted, rows, config.group)
-    here = columns[:width] < rows.given_length[:, None]
-    there = columns[: rows.target.shape[1]] < rows.target_length[:, None]
-    packing = Packing(torch.cat([here, there & ~deleted], 1), capacity)
-    prefix = rows.given_length - 2
-    place = packing.where - packing.starts[:, None]
-    position = torch.where(place < prefix[:, None], place + 1, torch.where(place == prefix[:, None], 0, place))
-    key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, position)
+    batch, times, width = len(rows.target), config.deletions, rows.given.shape[1] - 2
+    prefix, column = rows.given_length - 2, torch.arange(width, device=rows.given.device)
+    length, each = _visits(rows.target_length, noise, times)
+    deleted = deletions(length, rows.target.shape[1], each, config)
+    wanted = next_ones(deleted, length, config.group)
+    there = torch.arange(deleted.shape[1], device=length.device) < length[:, None]
+    survive = F.pad(there & ~deleted, (2, 0), value=True)  # <stop> and <bos> always do
+    packing = Packing(torch.cat([column < prefix[:, None], survive.view(batch, -1)], 1), capacity)
+    where = packing.where[:, width:].reshape_as(survive)
+    place = where - where[:, :1] + prefix.repeat_interleave(times)[:, None]
+    place[:, 0] = 0  # <stop>
+    ahead = (column + 1).expand(batch, -1)
+    keys = [
+        hash32(noise.seed, example[:, None], epoch[:, None], _DROPOUT, position)
+        for example, epoch, position in ((noise.example, noise.epoch * times, ahead), (*each[1:], place))
+    ]
+    specials = rows.given.gather(1, prefix[:, None] + torch.arange(2, device=prefix.device))
+    texts = torch.cat([specials, rows.target], 1).repeat(1, times)
+    number = torch.arange(1, times + 1, device=prefix.device).repeat_interleave(survive.shape[1])
+
+    def pack(front: Tensor, back: Tensor) -> Tensor:
+        return packing.pack(torch.cat([front, back.reshape(batch, -1)], 1))
+
     return Corrupted(
-        tokens=packing.pack(torch.cat([rows.given, rows.target], 1)),
-        positions=packing.pack(position),
-        dropout=packing.pack(key).int(),
+        tokens=pack(rows.given[:, :width], texts),
+        positions=pack(ahead, place),
+        text=pack(torch.zeros_like(ahead), number.expand(batch, -1)).int(),
+        dropout=pack(*keys).int(),
         packing=packing,
         deleted=deleted,
         wanted=wanted,
         count=wanted.sum(1),
-        slots=packing.where[:, width:],
-        stop=packing.starts + prefix,
+        slots=where[:, 2:],
+        stop=where[:, 0],
     )
 
 
@@ -231,18 +263,20 @@ class ILM(Family):
         return Rows.of(examples, self.specials.stop, self.specials.bos)
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
-        count = deletion_count(rows.target_length, noise, self.config)
-        return rows.given_length + rows.target_length - count
+        length, each = _visits(rows.target_length, noise, self.config.deletions)
+        texts = 2 + length - deletion_count(length, each, self.config)
+        return rows.given_length - 2 + texts.view(len(rows.target_length), -1).sum(1)
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
-        """The token insertion loss and the stop loss, each a plain mean over examples."""
+        """The token insertion loss and the stop loss, each a plain mean over corrupted texts."""
         x = corrupt(rows, noise, capacity, self.config)
-        keys = x.dropout if self.training else None
-        attention = attention_over(x.packing, rows.given_length - 2, self.model.prefix_lm)
-        hidden = self.backbone(x.tokens, x.positions, attention, keys=keys)
-        mass, score = slot_scores(hidden, self.unembedding.weight, x.slots.flatten(), rows.target.flatten())
+        seen = x.packing.segments
+        attention = PrefixAttention(seen, x.text) if self.model.prefix_lm else FullAttention(seen)
+        hidden = self.backbone(x.tokens, x.positions, attention, keys=x.dropout if self.training else None)
+        target = rows.target.repeat_interleave(self.config.deletions, 0)
+        mass, score = slot_scores(hidden, self.unembedding.weight, x.slots.flatten(), target.flatten())
         with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
-            token_loss = self._token_loss(mass, score.view_as(rows.target), x)
+            token_loss = self._token_loss(mass, score.view_as(target), x)
             stop_logits = self.stop(hidden.index_select(0, x.stop))
             stop_loss = F.cross_entropy(stop_logits, (x.count > 0).long())
         total = token_loss + self.config.stop_weight * stop_loss
@@ -251,10 +285,10 @@ class ILM(Family):
     def _token_loss(self, mass: Tensor, score: Tensor, x: Corrupted) -> Tensor:
         """logsumexp of all slots' mass − mean score of the wanted tokens in their slots; 0 where none is deleted.
 
-        mass: [T]   score: [B, L], of every target token in its slot
+        mass: [T]   score: [N, L], of every target token in its slot
         """
-        is_slot = x.packing.keep & (x.packing.where != x.stop[:, None])
-        slots = mass.gather(0, x.packing.where.clamp(min=0).flatten()).view_as(is_slot)
+        where, is_slot = (x.behind_prefix(part) for part in (x.packing.where, x.packing.keep))
+        slots = mass.gather(0, where.clamp(min=0).flatten()).view_as(where)
         log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)
         mean_score = (score * x.wanted).sum(1) / x.count.clamp(min=1)
         return torch.where(x.count > 0, log_total - mean_score, 0.0).mean()

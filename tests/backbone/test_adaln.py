@@ -235,3 +235,25 @@ def test_waves_have_the_published_lengths() -> None:
         time.out.weight.data.zero_()[0, 0] = 1.0
         time.out.bias.data.zero_()
         assert float(time(torch.tensor([2.0]))[0, 0].detach()) - 60.0 == pytest.approx(expected, abs=1e-6)
+
+
+@given(lengths, seeds)
+@settings(max_examples=30)
+def test_plain_blocks_are_adopted_whole(sizes: list[int], seed: int) -> None:
+    """Whatever the time, and with biases that are not zero."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        plain = Transformer(TINY, VOCABULARY).double()
+        for parameter in plain.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        tokens, noise = torch.randint(VOCABULARY, (sum(sizes),)), torch.rand(len(sizes), dtype=torch.float64)
+    network = build().double()
+    network.backbone.load_state_dict(AdaptiveBlock.adopt(plain.state_dict()))
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    found = network.backbone(tokens, places(sizes), full(sizes), condition=(network.time(noise), owner))
+    torch.testing.assert_close(found, plain(tokens, places(sizes), full(sizes)), rtol=1e-10, atol=1e-10)
+
+
+def test_adaptive_blocks_are_adopted_as_they_are() -> None:
+    weights = build().backbone.state_dict()
+    assert AdaptiveBlock.adopt(weights) == weights

@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from insertlm.backbone.adaln import AdaptiveBlock
 from insertlm.config import Recipe, parse_recipe
 from insertlm.errors import InsertlmError
 from insertlm.training import checkpoint
@@ -198,10 +199,23 @@ def test_of_another_family_it_takes_what_both_have(tmp_path: Path) -> None:
     assert all(torch.equal(value, began[name]) for name, value in average_of(back).items())
 
 
+def test_an_mdm_takes_a_plain_backbone_for_every_time(tmp_path: Path) -> None:
+    ilm, mdm = tmp_path / "ilm", tmp_path / "mdm"
+    assert train(recipe_of(steps=9), ilm, CPU, quiet())
+    recipe = recipe_of("mdm", steps=1, start=str(ilm))
+    assert train(msgspec.structs.replace(recipe, optim=OptimConfig(learning_rate=0.0)), mdm, CPU, quiet())
+    began, taken = (
+        {name: x for name, x in average_of(run).items() if name.startswith("backbone.")} for run in (ilm, mdm)
+    )
+    expected = AdaptiveBlock.adopt(began)
+    assert taken.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in taken.items())
+
+
 def test_of_another_family_the_backbone_must_fit(tmp_path: Path) -> None:
-    assert train(recipe_of(steps=2), tmp_path / "ilm", CPU, quiet())
+    assert train(recipe_of("mdm", steps=2), tmp_path / "mdm", CPU, quiet())
     with pytest.raises(InsertlmError, match=r"another architecture: backbone\.\S+ is in one of them only"):
-        train(recipe_of("mdm", start=str(tmp_path / "ilm")), tmp_path / "mdm", CPU, quiet())
+        train(recipe_of(start=str(tmp_path / "mdm")), tmp_path / "ilm", CPU, quiet())
 
 
 def test_a_run_that_goes_on_does_not_begin_again(tmp_path: Path) -> None:

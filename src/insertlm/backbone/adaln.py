@@ -19,6 +19,7 @@ the same bits every time.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ __all__ = ["AdaptiveBlock", "AdaptiveNorm", "TimeFeatures", "spread"]
 _WAVES = 128
 _LONGEST_WAVE = 10_000.0
 _FEATURES = 128
+_BIASES = ("attention_norm.bias", "hidden_norm.bias")  # of a plain block
 
 
 class TimeFeatures(nn.Module):
@@ -58,6 +60,18 @@ class AdaptiveBlock(Block):
         self.attention_norm = nn.LayerNorm(config.width, bias=False)
         self.hidden_norm = nn.LayerNorm(config.width, bias=False)
         self.modulation = _zero_linear(_features(config), 6 * config.width)
+
+    @classmethod
+    def adopt(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Plain blocks, exactly: a norm's bias becomes the shift at all times, and every gate is open."""
+        adopted = dict(weights)
+        for name in [name for name in weights if name.endswith(_BIASES[0])]:
+            block = name.removesuffix(_BIASES[0])
+            shifts = [adopted.pop(block + bias) for bias in _BIASES]
+            parts = [part for shift in shifts for part in (shift, torch.zeros_like(shift), torch.ones_like(shift))]
+            bias = adopted[f"{block}modulation.bias"] = torch.cat(parts)
+            adopted[f"{block}modulation.weight"] = bias.new_zeros(len(bias), min(_FEATURES, len(shifts[0])))
+        return adopted
 
     def heed(self, condition: Condition | None) -> Condition | None:
         assert condition is not None

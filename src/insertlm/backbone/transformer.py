@@ -12,7 +12,7 @@ The module knows ids, positions and an attention object; not batches, caches, ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -108,6 +108,12 @@ class Block(nn.Module):
         hidden = linear(self.read(x, 1, condition), self.up.weight, self.up.bias, relu=True)
         change = linear(hidden, self.down.weight, self.down.bias)
         return self.add(x, self._dropout(change, keys, 1), 1, condition)
+
+    @classmethod
+    def adopt(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Named weights of a model with blocks of another kind, as a model with these has them; what there is no way
+        for stays as it is."""
+        return dict(weights)
 
     def heed(self, condition: Condition | None) -> Condition | None:
         """What this block makes of it, once for all that follows."""

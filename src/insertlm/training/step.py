@@ -100,7 +100,7 @@ class TrainStep:
         only the backbone must fit; heads that one of the two has not stay fresh, or behind"""
         fresh: set[str] = set()
         if akin:
-            own = self.state()["weights"].keys()
+            weights, own = self.family.layer.adopt(weights), self.state()["weights"].keys()
             weights = {name: value for name, value in weights.items() if name in own or name.startswith(_BACKBONE)}
             fresh = {name for name in own - weights.keys() if not name.startswith(_BACKBONE)}
         known = ((key, weights.get(key.partition("/")[0])) for key in self.optimizer.moments())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -334,6 +335,21 @@ def test_stages_are_one_line(capsys: pytest.CaptureFixture[str], curves: list[Cu
     assert both.label == "ILM"
     assert list(both.x) == [*first.x, *(max(first.x) + step for step in alone.x)]
     assert list(both.accuracy) == [*first.accuracy, *alone.accuracy]
+
+
+def test_a_line_is_named_by_its_last_stage(
+    capsys: pytest.CaptureFixture[str], curves: list[Curve], tmp_path: Path
+) -> None:
+    first = Path(tmp_path, "first")
+    shutil.copytree(RUN, first)
+    recipe = (first / "recipe.yaml").read_text(encoding="utf-8")
+    arm = re.sub(r"family:\n(  .*\n)+", "family:\n  name: arm\n", recipe)
+    (first / "recipe.yaml").write_text(arm, encoding="utf-8")
+    second = Path(tmp_path, "second")
+    shutil.copytree(RUN, second)
+    (second / "recipe.yaml").write_text(re.sub("start: .*", f"start: {first}", recipe), encoding="utf-8")
+    output(capsys, "plot", "training", str(first), str(second))
+    assert [curve.label for curve in curves] == ["ILM"]
 
 
 def test_runs_that_begin_with_the_same_one_are_lines_of_their_own(

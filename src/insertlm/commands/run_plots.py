@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from insertlm.commands.models import labels_of, load_model, prompts_of, solved_of, task_named, write
 from insertlm.errors import InsertlmError
 from insertlm.tasks.star import Star, edges_of
@@ -49,13 +51,19 @@ def plot_training(args: Namespace) -> None:
         raise InsertlmError(f"no validation in {', '.join(silent)}; expected runs with train.validate_every above 0")
     recipes = {run: load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs}  # seeds share a label
     stages = _stages(recipes)
-    labels = labels_of([recipes[first] for first, *_ in stages], [first for first, *_ in stages])
+    lasts = [last for *_, last in stages]  # an ILM that began with an ARM is an ILM
+    labels = labels_of([_alone(recipes[run]) for run in lasts], lasts)
     curves = []
     for label, runs in zip(labels, stages, strict=True):
         places, shares = _joined([logs[run] for run in runs], over_steps=args.over == "steps")
         curves.append(Curve(label, places, shares))
     save(training_figure(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
     print(f"wrote {args.out}")
+
+
+def _alone(recipe: Recipe) -> Recipe:
+    """Whatever it began with."""
+    return replace(recipe, train=replace(recipe.train, start=""))
 
 
 def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:

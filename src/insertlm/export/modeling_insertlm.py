@@ -35,7 +35,7 @@ from transformers.utils import ModelOutput
 __all__ = ["Infilled", "InsertlmConfig", "InsertlmModel", "InsertlmOutput"]
 
 _SLOT, _TOKEN = 0, 1  # streams of noise: what a draw is for
-_PLAUSIBLE = 0.01  # where an order looks at tokens: the least share of the heaviest slot's mass
+_PLAUSIBLE = 0.5  # where an order looks at tokens: the least share of the heaviest slot's mass
 _ENDLESS = 1 << 40  # the room of a blank without a maximum
 _ORDERS = ("auto", "mass", "certainty", "margin")
 

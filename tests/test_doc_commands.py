@@ -75,7 +75,7 @@ SMALL = (
     "--model.width 16 --model.heads 2 --model.hidden 16 --decode.max_steps 4"
 )
 LONGER = {
-    r"insertlm train recipes/star": f"{SMALL} --task.train 40 --task.validation 4",
+    r"insertlm train recipes/(star|zebra)": f"{SMALL} --task.train 40 --task.validation 4",
     r"insertlm train ": SMALL,
     r"insertlm evaluate runs/": "--count 4 --decode.max_steps 4",
 }

@@ -18,8 +18,8 @@ __all__ = ["PLAUSIBLE", "Policy", "best_pair", "certainty", "look", "margin", "m
 
 Policy = Callable[[Tensor, Tensor], Tensor]
 
-# A slot in which a model expects little may be one where nothing is missing, and it may well be certain of what would
-# stand there. Slots whose mass is below this share of the heaviest one's are not in play, where a policy looks at tokens.
+# A slot in which a model expects little may be one where nothing is missing, and the model may well be certain of what
+# would stand there. Where a policy looks at tokens, slots below this share of the heaviest one's mass are not in play.
 # Chosen on validation puzzles, see docs/log.md.
 PLAUSIBLE = 0.5
 

@@ -218,6 +218,14 @@ def test_of_another_family_the_backbone_must_fit(tmp_path: Path) -> None:
         train(recipe_of(start=str(tmp_path / "mdm")), tmp_path / "ilm", CPU, quiet())
 
 
+def test_what_cannot_be_a_model_leaves_no_folder(tmp_path: Path) -> None:
+    recipe = recipe_of("mdm")
+    two_ways = msgspec.structs.replace(recipe.model, prefix_lm=True)
+    with pytest.raises(InsertlmError, match=r"^model\.prefix_lm: expected false for an mdm"):
+        train(msgspec.structs.replace(recipe, model=two_ways), tmp_path / "run", CPU, quiet())
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_that_goes_on_does_not_begin_again(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert train(recipe_of(steps=7), first, CPU, quiet())

@@ -56,6 +56,8 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
     It stops earlier, with a checkpoint, if SIGTERM asks for it.
     """
     _check(recipe.train, processes)
+    with torch.device("meta"):
+        build_family(recipe)  # what cannot be a model is refused before anything is written
     processes.agree("recipe", f"insertlm {insertlm.__version__}\n{to_yaml(recipe)}")
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # the heads' float32 products may use TF32

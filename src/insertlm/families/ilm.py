@@ -112,8 +112,8 @@ class Corrupted:
     slots: Tensor
     stop: Tensor
 
-    def behind_prefix(self, cells: Tensor) -> Tensor:
-        """Cells as `packing` has them, text by text: the prefix, <bos> and the target, [N, P + 1 + L]."""
+    def by_text(self, cells: Tensor) -> Tensor:
+        """Cells as `packing` has them, of each text with its prefix, without <stop>: [N, P + 1 + L]"""
         texts, width = len(self.deleted) // len(cells), 2 + self.deleted.shape[1]
         front, back = cells[:, : -texts * width], cells[:, -texts * width :].reshape(-1, width)
         return torch.cat([front.repeat_interleave(texts, 0), back[:, 1:]], 1)
@@ -287,7 +287,7 @@ class ILM(Family):
 
         mass: [T]   score: [N, L], of every target token in its slot
         """
-        where, is_slot = (x.behind_prefix(part) for part in (x.packing.where, x.packing.keep))
+        where, is_slot = (x.by_text(part) for part in (x.packing.where, x.packing.keep))
         slots = mass.gather(0, where.clamp(min=0).flatten()).view_as(where)
         log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)
         mean_score = (score * x.wanted).sum(1) / x.count.clamp(min=1)

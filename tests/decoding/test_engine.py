@@ -159,14 +159,14 @@ def test_other_orders_take_the_surest_of_the_slots_in_play(
 ) -> None:
     ilm = tiny_ilm(prefix_lm=prefix_lm)
     with torch.no_grad():
-        ilm.unembedding.weight *= 20  # so that some slots have next to no mass
+        ilm.unembedding.weight *= 20  # so that some slots have little mass
     written = ilm.decode(batch, settled(ENDLESS, order=order))
     for prompt, trajectory in zip(batch, written, strict=True):
         dense = Dense(ilm, softmax_attention, prompt)
         for event in trajectory.events:
             table = dense.ask()[0]
             mass = table.logsumexp(1)
-            slots = [rank for rank in range(len(table)) if mass[rank].exp() >= 0.01 * mass.max().exp()]
+            slots = [rank for rank in range(len(table)) if mass[rank].exp() >= 0.5 * mass.max().exp()]
             rank = max(slots, key=lambda slot: worth(table[slot] - mass[slot], order))
             assert (event.rank, event.token) == (rank, int(table[rank].argmax()))
             assert event.log_probability == pytest.approx(float(table[rank].max()), abs=1e-9)

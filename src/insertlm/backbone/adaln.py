@@ -40,8 +40,8 @@ class TimeFeatures(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(2 * _WAVES, _features(config))
-        self.out = nn.Linear(_features(config), _features(config))
+        self.up = nn.Linear(2 * _WAVES, _features(config.width))
+        self.out = nn.Linear(_features(config.width), _features(config.width))
 
     def forward(self, number: Tensor) -> Tensor:
         """[B] to [B, features]"""
@@ -59,7 +59,7 @@ class AdaptiveBlock(Block):
         super().__init__(config, layer)
         self.attention_norm = nn.LayerNorm(config.width, bias=False)
         self.hidden_norm = nn.LayerNorm(config.width, bias=False)
-        self.modulation = _zero_linear(_features(config), 6 * config.width)
+        self.modulation = _zero_linear(_features(config.width), 6 * config.width)
 
     @classmethod
     def adopt(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ class AdaptiveBlock(Block):
             shifts = [adopted.pop(block + bias) for bias in _BIASES]
             parts = [part for shift in shifts for part in (shift, torch.zeros_like(shift), torch.ones_like(shift))]
             bias = adopted[f"{block}modulation.bias"] = torch.cat(parts)
-            adopted[f"{block}modulation.weight"] = bias.new_zeros(len(bias), min(_FEATURES, len(shifts[0])))
+            adopted[f"{block}modulation.weight"] = bias.new_zeros(len(bias), _features(len(shifts[0])))
         return adopted
 
     def heed(self, condition: Condition | None) -> Condition | None:
@@ -98,7 +98,7 @@ class AdaptiveNorm(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width, bias=False)
-        self.modulation = _zero_linear(_features(config), 2 * config.width)
+        self.modulation = _zero_linear(_features(config.width), 2 * config.width)
 
     def forward(self, x: Tensor, condition: Condition) -> Tensor:
         """x: [T, width]; condition: as that of a block"""
@@ -131,8 +131,8 @@ def _modulate(x: Tensor, shift_and_scale: Tensor) -> Tensor:
     return x + x * scale + shift  # (1 + scale) would lose most of a small scale in half precision
 
 
-def _features(config: ModelConfig) -> int:
-    return min(_FEATURES, config.width)
+def _features(width: int) -> int:
+    return min(_FEATURES, width)
 
 
 def _zero_linear(inputs: int, outputs: int) -> nn.Linear:

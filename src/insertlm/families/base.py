@@ -30,12 +30,14 @@ class Rows:
     """Examples with a family's special tokens, as id matrices: what is given, and what must be written.
 
     given: [B, G]   given_length: [B]   target: [B, L]   target_length: [B], all int64
+    found: [B, L], as Examples have it, for families that ask for it
     """
 
     given: Tensor
     given_length: Tensor
     target: Tensor
     target_length: Tensor
+    found: Tensor | None = None
 
     @classmethod
     def of(cls, examples: Examples, *specials: int) -> Rows:
@@ -54,7 +56,10 @@ class Rows:
         return self._each(lambda part: part.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        return Rows(change(self.given), change(self.given_length), change(self.target), change(self.target_length))
+        found = None if self.found is None else change(self.found)
+        return Rows(
+            change(self.given), change(self.given_length), change(self.target), change(self.target_length), found
+        )
 
 
 class Noise(NamedTuple):

@@ -9,8 +9,9 @@ Design choices, the published ones unless said:
   paper's either: where every so many tokens end in one that has to be found out and the others are a mere frame, the
   model learns to write the frame first, from left to right, and then the ends in any order. Of n deleted tokens those
   are asked for that may come next. n is uniform within either part, and `frame` is the share of the first.
-  `deletions`, not the paper's either: so many corruptions of an example in one step, behind one prefix, which with
-  `prefix_lm` is the same for all.)
+  `solver`, nor this: in that share of the corruptions those tokens go that are found last by somebody who solves the
+  task, where it knows. `deletions`, nor this: so many corruptions of an example in one step, behind one prefix, which
+  with `prefix_lm` is the same for all.)
 - One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
   distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
   in decoding only <bos> and what follows it.
@@ -24,7 +25,7 @@ Design choices, the published ones unless said:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -53,7 +54,7 @@ __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
 
 # Streams of noise: what a draw is for. Target positions follow from _PLACES on.
 _COUNT, _DROPOUT, _PLACES = 0, 1, 2
-_STRETCHED, _FIRST, _SIZE, _FRAME = -1, -2, -3, -4
+_STRETCHED, _FIRST, _SIZE, _FRAME, _SOLVER = -1, -2, -3, -4, -5
 _HASHES = 1 << 32  # how many there are
 _SLOT, _TOKEN = 0, 1
 _POLICIES: dict[str, policies.Policy] = {
@@ -70,6 +71,7 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
     stretch: Fraction = 0.0  # of the examples, in which only one stretch is up for deletion
     group: Count = 1  # tokens that belong together, of which the last has to be found out, as in zebra puzzles
     frame: Fraction = 0.1  # with groups: of the examples, in which the others are still being written
+    solver: Fraction = 0.0  # of the corruptions, in which a solver has found what is left, and nothing else yet
     deletions: Count = 1  # of each example in a step; more than one need model.prefix_lm
 
     def __post_init__(self) -> None:
@@ -141,12 +143,17 @@ def deletion_count(length: Tensor, noise: Noise, config: IlmConfig = PUBLISHED) 
     return torch.where(unfinished, torch.minimum(more, length), some)
 
 
-def deletions(length: Tensor, width: int, noise: Noise, config: IlmConfig = PUBLISHED) -> Tensor:
-    """Which target tokens go: n of those that may, every subset of that size equally likely. Of groups, all ends before
-    the others, and these from the right. length: [B]. Returns [B, width] bool"""
+def deletions(
+    length: Tensor, width: int, noise: Noise, config: IlmConfig = PUBLISHED, found: Tensor | None = None
+) -> Tensor:
+    """Which target tokens go: n of those that may, every subset of that size equally likely, or the last found. Of
+    groups, all ends before the others, and these from the right. length: [B]   found: [B, width], as of Rows
+    Returns [B, width] bool"""
     count = deletion_count(length, noise, config)[:, None]
     column = torch.arange(width, device=length.device)
     draw = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _PLACES + column)
+    if found is not None:
+        draw = torch.where(chance(config.solver, *noise, _SOLVER)[:, None], -found, draw)  # the smallest goes first
     may_go = column < length[:, None]
     if config.group > 1:
         end, frame = _is_end(column, config.group) & may_go, _frame_behind(column, length, config.group)
@@ -194,7 +201,8 @@ def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmCo
     batch, times, width = len(rows.target), config.deletions, rows.given.shape[1] - 2
     prefix, column = rows.given_length - 2, torch.arange(width, device=rows.given.device)
     length, each = _visits(rows.target_length, noise, times)
-    deleted = deletions(length, rows.target.shape[1], each, config)
+    found = None if rows.found is None else rows.found.repeat_interleave(times, 0)
+    deleted = deletions(length, rows.target.shape[1], each, config, found)
     wanted = next_ones(deleted, length, config.group)
     there = torch.arange(deleted.shape[1], device=length.device) < length[:, None]
     survive = F.pad(there & ~deleted, (2, 0), value=True)  # <stop> and <bos> always do
@@ -260,7 +268,12 @@ class ILM(Family):
     # --- Learning
 
     def rows(self, examples: Examples) -> Rows:
-        return Rows.of(examples, self.specials.stop, self.specials.bos)
+        rows = Rows.of(examples, self.specials.stop, self.specials.bos)
+        if not self.config.solver:
+            return rows
+        if examples.found is None:
+            raise InsertlmError(f"family.solver: expected 0 for a task without a solver, got {self.config.solver}")
+        return replace(rows, found=torch.from_numpy(examples.found).long())
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
         length, each = _visits(rows.target_length, noise, self.config.deletions)

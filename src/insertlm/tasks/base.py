@@ -31,12 +31,14 @@ class Examples:
     """Many examples as id matrices; what lies beyond a row's length is padding and means nothing.
 
     prefix: [N, P] int32   prefix_length: [N] int32   target: [N, L] int32   target_length: [N] int32
+    found: [N, L] int32, when somebody who solves it comes to know each target token, from 0; None: no such order
     """
 
     prefix: NDArray[np.int32]
     prefix_length: NDArray[np.int32]
     target: NDArray[np.int32]
     target_length: NDArray[np.int32]
+    found: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.prefix_length)
@@ -49,7 +51,8 @@ class Examples:
 
     def take(self, rows: NDArray[np.int64]) -> Examples:
         """These, in this order."""
-        return Examples(self.prefix[rows], self.prefix_length[rows], self.target[rows], self.target_length[rows])
+        found = None if self.found is None else self.found[rows]
+        return Examples(self.prefix[rows], self.prefix_length[rows], self.target[rows], self.target_length[rows], found)
 
     def __iter__(self) -> Iterator[Example]:
         return (self[row] for row in range(len(self)))

@@ -68,7 +68,8 @@ class Puzzles:
         parts = [self[first : first + _AT_ONCE] for first in range(0, len(self), _AT_ONCE)]
         prefix = [part._prefix() for part in parts]
         target = [part._target(by_house) for part in parts]
-        return Examples(*_joined(prefix), *_joined(target))
+        found = [part._found(by_house) for part in parts]
+        return Examples(*_joined(prefix), *_joined(target), _joined(found)[0])
 
     def _prefix(self) -> tuple[Bytes, NDArray[np.int32]]:
         """The words of all clues, one after the other, and how many each puzzle has."""
@@ -83,13 +84,27 @@ class Puzzles:
 
     def _target(self, by_house: bool) -> tuple[Bytes, NDArray[np.int32]]:
         """The triples of all solutions, likewise. The ids of the digits are the digits."""
-        lengths = self.heads[:, 0].astype(np.int32) * self.heads[:, 1]
         value, house = self.cells[:, 0], self.cells[:, 1]
         triples = np.stack([value // SIDE, house, value % SIDE], axis=1)
-        if by_house:
-            owner = np.repeat(np.arange(len(self)), lengths)
-            triples = triples[np.lexsort((triples[:, 0], house, owner))]
-        return triples.ravel(), 3 * lengths
+        return triples[self._order(by_house)].ravel(), 3 * self._sizes
+
+    def _found(self, by_house: bool) -> tuple[Bytes, NDArray[np.int32]]:
+        """When deduction finds each of these triples, likewise: a number for each of its ids."""
+        first = np.repeat(self._sizes.cumsum() - self._sizes, self._sizes)
+        turn = (np.arange(len(self.cells)) - first).astype(np.uint8)
+        return turn[self._order(by_house)].repeat(3), 3 * self._sizes
+
+    @property
+    def _sizes(self) -> NDArray[np.int32]:
+        """Cells of each puzzle."""
+        return self.heads[:, 0].astype(np.int32) * self.heads[:, 1]
+
+    def _order(self, by_house: bool) -> NDArray[np.int64] | slice:
+        """The cells as a target has them."""
+        if not by_house:
+            return slice(None)
+        owner = np.repeat(np.arange(len(self)), self._sizes)
+        return np.lexsort((self.cells[:, 0] // SIDE, self.cells[:, 1], owner))
 
 
 def _tables() -> tuple[Bytes, Bytes, Bytes, Bytes]:

@@ -42,6 +42,7 @@ from insertlm.decoding.scope import Scope
 from insertlm.decoding.score import Score, restoring_gaps, with_each_left_out
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
+from insertlm.families import groups
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.losses import slot_scores
 from insertlm.noise import chance, hash32, randint, stretch
@@ -156,7 +157,7 @@ def deletions(
         draw = torch.where(chance(config.solver, *noise, _SOLVER)[:, None], -found, draw)  # the smallest goes first
     may_go = column < length[:, None]
     if config.group > 1:
-        end, frame = _is_end(column, config.group) & may_go, _frame_behind(column, length, config.group)
+        end, frame = groups.is_end(column, config.group) & may_go, groups.frame_behind(column, length, config.group)
         key = draw * width + column  # no two are equal
         rank = ((key[:, None] < key[:, :, None]) & end[:, None]).sum(2)  # few: no need to sort
         return torch.where(end, rank < count, may_go & (frame < count - length[:, None] // config.group))
@@ -166,27 +167,6 @@ def deletions(
     draw = torch.where(may_go, draw, _HASHES)  # the others go last
     order = draw.argsort(dim=1, stable=True)
     return torch.zeros_like(draw, dtype=torch.bool).scatter(1, order, column < count)
-
-
-def _is_end(column: Tensor, group: int) -> Tensor:
-    return (column + 1) % group == 0
-
-
-def _frame_behind(column: Tensor, length: Tensor, group: int) -> Tensor:
-    """How many tokens of the frame stand to the right of each. [B, L]"""
-    return (length - length // group)[:, None] - (column - column // group) - 1
-
-
-def next_ones(deleted: Tensor, length: Tensor, group: int) -> Tensor:
-    """Those of the deleted tokens that may come next: all, but of groups only the first of the frame, if one of it is
-    missing. [B, L] bool"""
-    if group == 1:
-        return deleted
-    column = torch.arange(deleted.shape[1], device=deleted.device)
-    in_frame = ~_is_end(column, group)
-    missing = (deleted & in_frame).sum(1, keepdim=True)
-    first = in_frame & (_frame_behind(column, length, group) == missing - 1)
-    return torch.where(missing > 0, first, deleted)
 
 
 def _visits(length: Tensor, noise: Noise, times: int) -> tuple[Tensor, Noise]:
@@ -203,7 +183,7 @@ def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmCo
     length, each = _visits(rows.target_length, noise, times)
     found = None if rows.found is None else rows.found.repeat_interleave(times, 0)
     deleted = deletions(length, rows.target.shape[1], each, config, found)
-    wanted = next_ones(deleted, length, config.group)
+    wanted = groups.next_ones(deleted, length, config.group)
     there = torch.arange(deleted.shape[1], device=length.device) < length[:, None]
     survive = F.pad(there & ~deleted, (2, 0), value=True)  # <stop> and <bos> always do
     packing = Packing(torch.cat([column < prefix[:, None], survive.view(batch, -1)], 1), capacity)

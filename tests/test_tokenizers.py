@@ -31,6 +31,13 @@ def test_decode_names_what_has_no_word() -> None:
     assert DIGITS.decode([3, *DIGITS.specials, 16, 17]) == "3 <stop> <bos> <eos> <unk> <pad> <mask> <16> <17>"
 
 
+def test_words_and_specials_are_found_in_another_vocabulary() -> None:
+    other = WordTokenizer(("9", "one", "3"), reserved=1)
+    assert other.ids_in(DIGITS) == [9, None, 3, *DIGITS.specials, 16]
+    assert DIGITS.ids_in(other) == [None, None, None, 2, *[None] * 5, 0, *other.specials, 9, None]
+    assert DIGITS.ids_in(DIGITS) == list(range(DIGITS.size))
+
+
 def test_empty_text() -> None:
     assert DIGITS.encode("") == DIGITS.encode(" \n") == []
     assert DIGITS.decode([]) == ""

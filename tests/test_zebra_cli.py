@@ -114,7 +114,8 @@ def test_a_puzzle_is_drawn_as_the_model_wrote_it(
     [path] = model.generate([model.decode(example.prefix)], seed=3, **settings)
     assert model.recipe.task.parse_prompt(" ".join(map(str, street.clues))) == example.prefix
     assert solution == in_threes(example.target)
-    assert [number for each in written for number in each.ids] == path.ids
+    assert " ".join(each.text for each in written) == model.decode(path.ids)
+    assert [each.triple for each in written] == Zebra().triples(path.ids)
     assert [each.turn for each in written] == [max(path.turns[i : i + 3]) for i in range(0, len(path.turns), 3)]
     assert len(written) == 7  # 20 tokens: the last triple broke off
 

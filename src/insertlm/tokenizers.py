@@ -66,6 +66,17 @@ class WordTokenizer:
     def writable(self) -> list[int]:
         return list(range(len(self.words)))
 
+    def ids_in(self, other: WordTokenizer) -> list[int | None]:
+        """For every id, that of the same word or special token in another vocabulary; None where there is none."""
+        theirs = {name: number for number, name in enumerate(other._names)}
+        return [theirs.get(name) for name in self._names]
+
+    @property
+    def _names(self) -> list[tuple[str, str | int]]:
+        """What every id stands for."""
+        words, specials = (("word", word) for word in self.words), (("special", field) for field in Specials._fields)
+        return [*words, *specials, *(("reserved", number) for number in range(self.reserved))]
+
     def encode(self, text: str) -> list[int]:
         ids = {word: i for i, word in enumerate(self.words)}
         out = []

@@ -17,7 +17,7 @@ from insertlm.plots import Written, puzzle_figure
 from insertlm.plots.figure import BAD, BLUE, INK
 from insertlm.plots.puzzle import OUTLINES
 from insertlm.tasks.base import Example
-from insertlm.tasks.zebra import Triple, Zebra, in_threes
+from insertlm.tasks.zebra import Triple, Zebra
 from insertlm.tasks.zebra_clues import HOUSE, KINDS, SIDE, TOKENIZER, Clue, Street, read
 
 STREET = read("""3 houses, 3 attributes
@@ -36,7 +36,7 @@ GREEN, CLARA = (0, 1, 2), (1, 2, 2)
 
 def written(*triples: Triple) -> list[Written]:
     """One after the other, three turns each."""
-    return [Written(ids, 3 * number) for number, ids in enumerate(triples, start=1)]
+    return [Written(ids, 3 * number, TOKENIZER.decode(ids)) for number, ids in enumerate(triples, start=1)]
 
 
 def without(*left_out: Triple) -> list[Triple]:
@@ -89,7 +89,8 @@ def test_every_cell_has_its_value_and_the_number_of_its_turn() -> None:
 
 def test_later_is_darker_and_cells_of_one_turn_share_number_and_colour() -> None:
     turns = [2, 2, 2, 5, 5, 9, 30, 31, 40]
-    figure = puzzle_figure(STREET, [Written(ids, turn) for ids, turn in zip(SOLUTION, turns, strict=True)], SOLUTION)
+    done = [Written(ids, turn, "") for ids, turn in zip(SOLUTION, turns, strict=True)]
+    figure = puzzle_figure(STREET, done, SOLUTION)
     assert [inside(figure, box)[1] for box in boxes(figure)] == list("111223456")
     colours = [to_hex(box.get_facecolor()) for box in boxes(figure)]
     assert colours[0] == colours[1] == colours[2] != colours[3] == colours[4]
@@ -179,7 +180,7 @@ def test_it_is_solved_if_the_task_says_so(more: list[Triple], left_out: list[Tri
     ids = [number for triple in triples for number in triple]
     prefix = TOKENIZER.encode(" ".join(map(str, STREET.clues)))
     scores = Zebra().scores(Example(prefix, [number for triple in SOLUTION for number in triple]), ids)
-    assert in_threes(ids) == triples
+    assert Zebra().triples(ids) == triples
     solved = "solved" in texts(puzzle_figure(STREET, written(*triples), SOLUTION))
     assert solved == (scores["sequence_accuracy"] == 1)
 

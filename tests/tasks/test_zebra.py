@@ -13,12 +13,13 @@ from insertlm.errors import InsertlmError
 from insertlm.tasks import zebra_puzzles
 from insertlm.tasks.base import SPLITS, Example, Task
 from insertlm.tasks.store import stored
-from insertlm.tasks.zebra import Zebra
-from insertlm.tasks.zebra_clues import HOUSE, SIDE, Clue, read
+from insertlm.tasks.zebra import Zebra, in_threes
+from insertlm.tasks.zebra_clues import HOUSE, NONE, SIDE, Clue, read
 from insertlm.tasks.zebra_solver import solve
 
 ZEBRA: Task = Zebra()
 SOLVER = Zebra(order="solver")
+DIGITS, OWN = Zebra(), Zebra(own_words=True)
 # The example of the paper's appendix.
 PAPER = (
     "left-of LHS c 2 2 RHS c 2 1 CLUE_END = LHS c 2 1 RHS c 1 2 CLUE_END ends LHS c 1 2 RHS CLUE_END "
@@ -74,6 +75,27 @@ def test_examples_know_when_each_of_their_tokens_is_found() -> None:
     last = by_house.take(np.array([199]))
     assert last.found is not None
     assert (last.found[0] == by_house.found[199]).all()
+
+
+def test_attributes_and_houses_can_have_words_of_their_own() -> None:
+    """The same puzzles, and the same triples: only the words differ."""
+    with_digits, with_words = (list(task.examples("train", 50, 3)) for task in (DIGITS, OWN))
+    for one, other in zip(with_digits, with_words, strict=True):
+        assert one.prefix == other.prefix
+        assert DIGITS.tokenizer.decode(one.prefix) == OWN.tokenizer.decode(other.prefix)
+        assert DIGITS.triples(one.target) == OWN.triples(other.target) == in_threes(one.target)
+        spelt = [f"a{a} h{h} {v}" for a, h, v in in_threes(one.target)]
+        assert OWN.tokenizer.decode(other.target) == " ".join(spelt)
+        assert OWN.scores(other, other.target)["sequence_accuracy"] == 1
+        assert not any(OWN.scores(other, one.target).values())
+    assert OWN.render(with_words[0]).endswith(OWN.tokenizer.decode(with_words[0].target))
+    assert OWN.tokenizer.size == DIGITS.tokenizer.size + 2 * SIDE
+
+
+def test_a_word_in_the_place_of_another_is_no_number() -> None:
+    ids = OWN.tokenizer.encode("a1 h2 3 h1 h2 3 a1 a2 3 a1 h2 a3 a1 h2 left-of a5 h5")
+    assert OWN.triples(ids) == [(1, 2, 3), (NONE, 2, 3), (1, NONE, 3), (1, 2, NONE), (1, 2, NONE), (5, 5)]
+    assert DIGITS.triples(DIGITS.tokenizer.encode("1 2 left-of 5")) == [(1, 2, NONE), (5,)]
 
 
 def test_sizes_are_equally_likely_and_those_asked_for() -> None:

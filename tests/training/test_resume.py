@@ -19,6 +19,7 @@ from rich.console import Console
 from insertlm.backbone.adaln import AdaptiveBlock
 from insertlm.config import Recipe, parse_recipe
 from insertlm.errors import InsertlmError
+from insertlm.tasks.star import Star
 from insertlm.training import checkpoint
 from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
@@ -197,6 +198,28 @@ def test_of_another_family_it_takes_what_both_have(tmp_path: Path) -> None:
     assert heads
     assert all(name.startswith("stop.") and torch.equal(taken[name], fresh[name]) for name in heads)
     assert all(torch.equal(value, began[name]) for name, value in average_of(back).items())
+
+
+def test_of_another_vocabulary_it_takes_the_words_both_have(tmp_path: Path) -> None:
+    """Words that are new begin as the mean of all that were there, and all else is as it was."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    assert train(recipe_of(steps=9), small, CPU, quiet())
+    recipe = recipe_of(steps=1, start=str(small))
+    assert isinstance(recipe.task, Star)
+    more = msgspec.structs.replace(recipe.task, nodes=13)
+    still = msgspec.structs.replace(recipe, task=more, optim=OptimConfig(learning_rate=0.0))
+    assert train(still, large, CPU, quiet())
+    began, taken = map(average_of, (small, large))
+    assert began.keys() == taken.keys()
+    there = more.tokenizer.ids_in(recipe.task.tokenizer)
+    assert [more.tokenizer.words[number] for number, old in enumerate(there) if old is None] == ["10", "11", "12"]
+    for name, value in taken.items():
+        if name in ("backbone.embedding.weight", "unembedding.weight"):
+            mean = began[name].mean(0)
+            for number, old in enumerate(there):
+                torch.testing.assert_close(value[number], mean if old is None else began[name][old])
+        else:
+            assert torch.equal(value, began[name])
 
 
 def test_an_mdm_takes_a_plain_backbone_for_every_time(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def plot_puzzle(args: Namespace) -> None:
     examples = task.examples("test", 1, args.seed)
     [trajectory] = write(model, prompts_of(examples, args.seed), args)
     [(prefix, target)] = examples
-    found = zip(in_threes(trajectory.ids), in_threes(trajectory.turns), strict=True)
-    written = [Written(ids, max(turns)) for ids, turns in found]
-    save(puzzle_figure(read(task.tokenizer.decode(prefix)), written, in_threes(target)), args.out)
+    ids, spell = trajectory.ids, task.tokenizer.decode
+    found = zip(task.triples(ids), in_threes(trajectory.turns), in_threes(ids), strict=True)
+    written = [Written(triple, max(turns), spell(words)) for triple, turns, words in found]
+    save(puzzle_figure(read(spell(prefix)), written, task.triples(target)), args.out)
     print(f"wrote {args.out}")

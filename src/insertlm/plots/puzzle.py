@@ -19,7 +19,7 @@ from insertlm.plots.figure import (
     turn_colours,
 )
 from insertlm.tasks.zebra import Triple, places
-from insertlm.tasks.zebra_clues import ATTRIBUTES, HOUSE, SIDE, TOKENIZER, Street, name
+from insertlm.tasks.zebra_clues import ATTRIBUTES, HOUSE, SIDE, Street, name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,10 +44,12 @@ OUTLINES: dict[str, dict[str, Any]] = {
 
 
 class Written(NamedTuple):
-    """A triple of attribute, house and value (the last of a text may be shorter). turn: which made it complete"""
+    """A triple of attribute, house and value (the last of a text may be shorter). turn: which made it complete
+    text: as it was written"""
 
-    ids: Triple
+    triple: Triple
     turn: int
+    text: str
 
 
 class _Entry(NamedTuple):
@@ -81,7 +83,7 @@ def puzzle_figure(street: Street, written: Sequence[Written], solution: Collecti
     solution: the triples that should have been written
     """
     cells = _cells(street, written, solution)
-    stray = _told([each.ids for each in written if not _fits(street, each.ids)])
+    stray = _told([each.text for each in written if not _fits(street, each.triple)])
     kinds = [kind for kind in OUTLINES if any(cell.kind == kind for cell in cells)]
     longest = max(len(clue.in_english()) for clue in street.clues)
     # The width of what is on the left.
@@ -95,33 +97,33 @@ def puzzle_figure(street: Street, written: Sequence[Written], solution: Collecti
     for cell in cells:
         _draw_cell(axes, cell, colours)
     _draw_names(axes, street)
-    _draw_title(axes, cells, solved={each.ids for each in written} == set(solution))
+    _draw_title(axes, cells, solved={each.triple for each in written} == set(solution))
     _draw_key(axes, kinds, below + KEY / 2)
     axes.text(0, bar - STRAY / 2, stray, va="center", fontsize=7.5, color=BAD)
-    _draw_clues(axes, street, places([each.ids for each in written]), table + 0.3)
+    _draw_clues(axes, street, places([each.triple for each in written]), table + 0.3)
     draw_order_bar(
         figure, colours, NAMES + MARGIN, bottom - bar - 0.26, "order in which cells were complete, 1 = first"
     )
     return figure
 
 
-def _fits(street: Street, ids: Triple) -> bool:
-    return len(ids) == 3 and ids[0] < street.attributes and ids[1] < street.size and ids[2] < SIDE
+def _fits(street: Street, triple: Triple) -> bool:
+    return len(triple) == 3 and triple[0] < street.attributes and triple[1] < street.size and triple[2] < SIDE
 
 
-def _told(stray: Sequence[Triple]) -> str:
+def _told(stray: Sequence[str]) -> str:
     if not stray:
         return ""
-    shown = ", ".join(TOKENIZER.decode(ids) for ids in stray[:STRIPS])
+    shown = ", ".join(stray[:STRIPS])
     more = f" and {len(stray) - STRIPS} more" if len(stray) > STRIPS else ""
     return f"✗ not in the table: {shown}{more}"
 
 
 def _cells(street: Street, written: Sequence[Written], solution: Collection[Triple]) -> list[_Cell]:
-    there = sorted((each for each in written if _fits(street, each.ids)), key=lambda each: each.turn)
+    there = sorted((each for each in written if _fits(street, each.triple)), key=lambda each: each.turn)
     numbers = {turn: number for number, turn in enumerate(dict.fromkeys(each.turn for each in there), start=1)}
     cells = {(attribute, house): _Cell(attribute, house, [], value) for attribute, house, value in sorted(solution)}
-    for (attribute, house, value), turn in there:
+    for (attribute, house, value), turn, _ in there:
         cells[attribute, house].entries.append(_Entry(value, numbers[turn]))
     return list(cells.values())
 

@@ -5,7 +5,9 @@
 
 zebra_clues.py explains the clues. `order: sorted` writes the target by house, then attribute; `solver` in the order in
 which somebody who reads the clues again and again, and rules out what they forbid, comes to know each value's house:
-the order an oracle would choose for a model that writes left to right.
+the order an oracle would choose for a model that writes left to right. All numbers are digits, as published; with
+`own_words` attributes and houses of the target have words of their own, `a2 h0 3`, which can be told apart where some
+of the target is missing.
 
 A puzzle has one solution, found by such deduction alone, without trying anything out. No clue of it is redundant:
 without any one of them there is more than one solution. Both are checked for every puzzle: the first by deducing, the
@@ -32,7 +34,7 @@ from insertlm.errors import InsertlmError
 from insertlm.section import Count, Index, Section
 from insertlm.tasks.base import SPLITS, Example, Examples, Split
 from insertlm.tasks.store import stored
-from insertlm.tasks.zebra_clues import LEAST, MOST_TOKENS, SIDE, TOKENIZER, Street, name, read
+from insertlm.tasks.zebra_clues import LEAST, MOST_TOKENS, NONE, OWN_WORDS, SIDE, TOKENIZER, Street, name, read
 from insertlm.tasks.zebra_puzzles import VERSION, Puzzles, Sizes, make
 from insertlm.tokenizers import WordTokenizer
 
@@ -54,6 +56,7 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
     min_attributes: Side = LEAST
     max_attributes: Side = SIDE
     order: Literal["sorted", "solver"] = "sorted"  # of the target: by house, then attribute, or as deduction finds it
+    own_words: bool = False  # whether attributes and houses of the target have words of their own; else digits
     train: Count = 1_500_000  # examples per split
     validation: Count = 1_000
     test: Count = 10_000
@@ -75,11 +78,11 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
 
     @property
     def tokenizer(self) -> WordTokenizer:
-        return TOKENIZER
+        return OWN_WORDS if self.own_words else TOKENIZER
 
     def examples(self, split: Split, count: int | None = None, seed: int | None = None) -> Examples:
         wanted = getattr(self, split) if count is None else count
-        return self.puzzles(split, wanted, seed).examples(by_house=self.order == "sorted")
+        return self.puzzles(split, wanted, seed).examples(self.order == "sorted", self._firsts)
 
     def puzzles(self, split: Split, count: int, seed: int | None = None) -> Puzzles:
         """What `examples` writes out."""
@@ -101,8 +104,8 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
         street = read(TOKENIZER.decode(example.prefix))
         lines = [f"{street.size} houses, {street.attributes} attributes"]
         lines += [f"{number:3}. {clue.in_english()}" for number, clue in enumerate(street.clues, start=1)]
-        lines += ["", table(street, in_threes(example.target)), ""]
-        lines += [f"clues  {TOKENIZER.decode(example.prefix)}", f"target {TOKENIZER.decode(example.target)}"]
+        lines += ["", table(street, self.triples(example.target)), ""]
+        lines += [f"clues  {TOKENIZER.decode(example.prefix)}", f"target {self.tokenizer.decode(example.target)}"]
         return "\n".join(lines)
 
     def parse_prompt(self, text: str) -> list[int]:
@@ -125,7 +128,7 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
         where the triples say values live   sequence_accuracy_MxN: the first, for puzzles of M houses and N attributes
         """
         street = read(TOKENIZER.decode(example.prefix))
-        right, found = set(in_threes(example.target)), set(in_threes(written))
+        right, found = set(self.triples(example.target)), set(self.triples(written))
         solved = float(right == found)
         place = places(found)
         return {
@@ -134,6 +137,20 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
             "clue_accuracy": float(all(clue.holds(place, street.size) for clue in street.clues)),
             f"sequence_accuracy_{street.size}x{street.attributes}": solved,
         }
+
+    def triples(self, ids: Sequence[int]) -> list[Triple]:
+        """A target as numbers; NONE for a word that is none of those that belong in its place."""
+
+        def number(word: int, first: int) -> int:
+            return word - first if first <= word < first + SIDE else NONE
+
+        return [tuple(map(number, part, self._firsts)) for part in in_threes(ids)]
+
+    @property
+    def _firsts(self) -> tuple[int, int, int]:
+        """The ids of attribute 0, house 0 and value 0 in a target. Those of the digits are the digits."""
+        own = len(TOKENIZER.words)
+        return (own, own + SIDE, 0) if self.own_words else (0, 0, 0)
 
     @property
     def _sizes(self) -> Sizes:
@@ -160,7 +177,7 @@ def table(street: Street, triples: Collection[Triple]) -> str:
 
 
 def in_threes(values: Sequence[int]) -> list[Triple]:
-    """The ids of a target, or what belongs to them, as triples; a text that breaks off ends in fewer than three."""
+    """What belongs to the ids of a target, in threes; a text that breaks off ends in fewer."""
     return [tuple(values[i : i + 3]) for i in range(0, len(values), 3)]
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "LEAST",
     "MOST_TOKENS",
     "NONE",
+    "OWN_WORDS",
     "SIDE",
     "TOKENIZER",
     "Clue",
@@ -51,6 +52,8 @@ MOST_TOKENS = 350  # of all clues of a puzzle, so that no row is longer than the
 # one id is reserved for the published [SEP], so that there are 25.
 _RELATIONS = ("nbr", "left-of", "inbetween", "immediate-left", "ends", "!=", "=")
 TOKENIZER = WordTokenizer((*map(str, range(SIDE)), *_RELATIONS, "c", "n", "CLUE_END", "RHS", "LHS"), reserved=1)
+# Attributes and houses of a target can have words of their own, so that a word says by itself what it is.
+OWN_WORDS = WordTokenizer((*TOKENIZER.words, *(f"{what}{i}" for what in "ah" for i in range(SIDE))), reserved=1)
 _ENGLISH = (
     "{x} and {y} share a house",
     "{x} and {y} live in different houses",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -63,11 +63,12 @@ class Puzzles:
     def arrays(self) -> dict[str, Bytes]:
         return asdict(self)
 
-    def examples(self, by_house: bool) -> Examples:
-        """As ids. by_house: the target in the order of houses, then of attributes; else in that of deduction"""
+    def examples(self, by_house: bool, firsts: Sequence[int] = (0, 0, 0)) -> Examples:
+        """As ids. by_house: the target in the order of houses, then of attributes; else in that of deduction
+        firsts: the ids of attribute 0, house 0 and value 0 in it"""
         parts = [self[first : first + _AT_ONCE] for first in range(0, len(self), _AT_ONCE)]
         prefix = [part._prefix() for part in parts]
-        target = [part._target(by_house) for part in parts]
+        target = [part._target(by_house, firsts) for part in parts]
         found = [part._found(by_house) for part in parts]
         return Examples(*_joined(prefix), *_joined(target), _joined(found)[0])
 
@@ -82,10 +83,10 @@ class Puzzles:
         lengths = np.bincount(owner, weights=real.sum(axis=1), minlength=len(self))
         return table[real], lengths.astype(np.int32)
 
-    def _target(self, by_house: bool) -> tuple[Bytes, NDArray[np.int32]]:
-        """The triples of all solutions, likewise. The ids of the digits are the digits."""
+    def _target(self, by_house: bool, firsts: Sequence[int]) -> tuple[Bytes, NDArray[np.int32]]:
+        """The triples of all solutions, likewise."""
         value, house = self.cells[:, 0], self.cells[:, 1]
-        triples = np.stack([value // SIDE, house, value % SIDE], axis=1)
+        triples = np.stack([value // SIDE, house, value % SIDE], axis=1) + np.array(firsts, np.uint8)
         return triples[self._order(by_house)].ravel(), 3 * self._sizes
 
     def _found(self, by_house: bool) -> tuple[Bytes, NDArray[np.int32]]:

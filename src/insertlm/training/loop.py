@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 import insertlm
 from insertlm.config import Recipe, TrainConfig, differences, load_recipe, to_yaml
@@ -40,6 +41,7 @@ __all__ = ["build_family", "build_step", "train"]
 
 _VALIDATION_BATCH = 500
 _LISTED = 64  # examples that an error names
+_BY_ID = ("backbone.embedding.weight", "unembedding.weight")  # have a row for every id
 _TOPOLOGY = ("train.accumulate ", "train.parallel ")  # what may change from one start of a run to the next
 
 
@@ -230,11 +232,22 @@ class _Run:
         folder, task = find(name), self.recipe.task
         if isinstance(task, Text) and not task.keeps(folder):
             raise InsertlmError(f"train.start {name}: has another tokenizer than {task.vocabulary}")
-        other = load_recipe(folder / "recipe.yaml").family
+        other, weights = load_recipe(folder / "recipe.yaml"), read_weights(folder)[0]
+        if not isinstance(task, Text) and not isinstance(other.task, Text):
+            weights = _renumbered(weights, task.tokenizer.ids_in(other.task.tokenizer))
         try:
-            self.step.begin_with(read_weights(folder)[0], akin=type(other) is not type(self.recipe.family))
+            self.step.begin_with(weights, akin=type(other.family) is not type(self.recipe.family))
         except InsertlmError as error:
             raise InsertlmError(f"train.start {name}: {error}") from error
+
+
+def _renumbered(weights: Mapping[str, Tensor], ids: Sequence[int | None]) -> dict[str, Tensor]:
+    """Weights as a vocabulary needs them whose ids were these in theirs; what had none begins as the mean of all."""
+    known = torch.tensor([number is not None for number in ids])
+    old = torch.tensor([number or 0 for number in ids])
+    changed = {name: weights[name] for name in _BY_ID if name in weights}
+    changed = {name: torch.where(known[:, None], value[old], value.mean(0)) for name, value in changed.items()}
+    return {**weights, **changed}
 
 
 def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes: Processes) -> TrainStep:

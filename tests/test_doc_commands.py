@@ -169,11 +169,6 @@ def save_untrained(folder: Path, tree: dict[str, Any]) -> None:
     save_file(build_family(recipe).state_dict(), folder / "model.safetensors")
 
 
-def save_puzzler(folder: Path) -> None:
-    model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16}
-    save_untrained(folder, {"task": {"preset": "zebra"}, "model": model, "train": {"steps": 2}})
-
-
 def save_model(folder: Path, family: str = "ilm") -> None:
     """A model of text."""
     folder.mkdir(parents=True)
@@ -197,7 +192,7 @@ def save_texts(path: Path) -> None:
 
 # What pages speak of and do not make themselves.
 GIVEN: dict[str, dict[str, Callable[[Path], object]]] = {
-    "README.md": {"runs/stories_small-ilm": save_model, "runs/zebra-ilm": save_puzzler},
+    "README.md": {"runs/stories_small-ilm": save_model},
     "text.md": {"MY_STORIES.jsonl": save_texts},
     "infilling.md": {
         "MODEL": save_model,
@@ -214,7 +209,7 @@ GIVEN: dict[str, dict[str, Callable[[Path], object]]] = {
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A checkout, as far as commands see it, and caches of its own."""
-    for folder in ("recipes", "docs"):
+    for folder in ("recipes", "docs", "models"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "cache"))

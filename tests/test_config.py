@@ -152,6 +152,7 @@ def test_differences_name_every_key_that_differs() -> None:
             "model.width: missing; expected this key, or model.preset: one of paper, mini, zebra, zebra-19m",
         ),
         ("model", {"preset": "mini", "max_length": 9}, "recipe: the task has rows of 36 tokens; model.max_length is 9"),
+        ("family", {"solver": 0.5}, "recipe: family.solver is 0.5; expected 0 for a task without a solver"),
         ("family", {"name": "mdm", "block": 5}, "recipe: "),
         ("model", {"preset": "mini", "heads": 3}, "model: width 128 does not split into 3 heads of an even size"),
         ("task", {"name": "sudoku"}, "task.name: expected one of star, zebra, text, got 'sudoku'"),

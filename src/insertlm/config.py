@@ -85,6 +85,8 @@ class Recipe(Section, frozen=True, kw_only=True):
         longest = self.family.longest_row(self.task.longest_prefix, self.task.longest_target)
         if longest > self.model.max_length:
             raise ValueError(f"the task has rows of {longest} tokens; model.max_length is {self.model.max_length}")
+        if isinstance(self.family, IlmConfig) and self.family.solver and not self.task.solved:
+            raise ValueError(f"family.solver is {self.family.solver}; expected 0 for a task without a solver")
 
 
 def load_recipe(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> Recipe:

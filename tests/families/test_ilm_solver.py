@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.errors import InsertlmError
 from insertlm.families.base import Noise
 from insertlm.families.ilm import ILM, IlmConfig, corrupt, deletion_count
 from insertlm.tasks.base import Examples
@@ -70,10 +68,3 @@ def test_of_the_others_chance_decides_as_ever(tiny_ilm: TinyIlm) -> None:
     assert share == pytest.approx(0.25, abs=0.04)
     whole = by_solver.view(count, times)
     assert (whole.any(1) & ~whole.all(1)).any()
-
-
-def test_a_task_without_a_solver_is_refused(tiny_ilm: TinyIlm) -> None:
-    ilm = tiny_ilm()
-    ilm.config = IlmConfig(solver=0.5)
-    with pytest.raises(InsertlmError, match=r"^family\.solver: expected 0 for a task without a solver, got 0\.5$"):
-        ilm.rows(replace(solved([3], 1, 0), found=None))

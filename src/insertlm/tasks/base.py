@@ -71,10 +71,11 @@ class Corpus(Protocol):
 class Task(Protocol):
     """A source of examples. Tasks are recipe sections: their fields are the `task` keys of a recipe.
 
-    things: what its examples are, in the plural
+    things: what its examples are, in the plural   solved: whether they say when each token is found, see Examples
     """
 
     things: ClassVar[str]
+    solved: ClassVar[bool]
 
     @property
     def tokenizer(self) -> Tokenizer: ...

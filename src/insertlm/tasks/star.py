@@ -58,6 +58,7 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
     """Find the path through a star graph."""
 
     things: ClassVar[str] = "graphs"
+    solved: ClassVar[bool] = False
 
     degree: Count  # paths through the junction
     min_nodes: Count  # nodes per path, junction included

@@ -56,6 +56,7 @@ class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
     """Write documents like those of a corpus."""
 
     things: ClassVar[str] = "documents"
+    solved: ClassVar[bool] = False
 
     train: Sources  # files (.txt, .jsonl, also with .gz, .xz, .zst) or hub:NAME:SPLIT, one or several
     validation: Sources = ()  # the same; none: a share of the training files

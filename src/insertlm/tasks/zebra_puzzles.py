@@ -25,6 +25,7 @@ CHUNK = 256  # puzzles per random stream; another value gives other data
 _AT_ONCE = 1 << 16  # puzzles whose ids are worked out together
 
 Bytes = NDArray[np.uint8]
+_Cells = NDArray[np.int64] | slice  # some, in an order
 
 
 class Sizes(NamedTuple):
@@ -68,8 +69,9 @@ class Puzzles:
         firsts: the ids of attribute 0, house 0 and value 0 in it"""
         parts = [self[first : first + _AT_ONCE] for first in range(0, len(self), _AT_ONCE)]
         prefix = [part._prefix() for part in parts]
-        target = [part._target(by_house, firsts) for part in parts]
-        found = [part._found(by_house) for part in parts]
+        orders = [part._order(by_house) for part in parts]
+        target = [part._target(order, firsts) for part, order in zip(parts, orders, strict=True)]
+        found = [part._found(order) for part, order in zip(parts, orders, strict=True)]
         return Examples(*_joined(prefix), *_joined(target), _joined(found)[0])
 
     def _prefix(self) -> tuple[Bytes, NDArray[np.int32]]:
@@ -83,24 +85,24 @@ class Puzzles:
         lengths = np.bincount(owner, weights=real.sum(axis=1), minlength=len(self))
         return table[real], lengths.astype(np.int32)
 
-    def _target(self, by_house: bool, firsts: Sequence[int]) -> tuple[Bytes, NDArray[np.int32]]:
-        """The triples of all solutions, likewise."""
+    def _target(self, order: _Cells, firsts: Sequence[int]) -> tuple[Bytes, NDArray[np.int32]]:
+        """The triples of all solutions, likewise. order: as of `_order`"""
         value, house = self.cells[:, 0], self.cells[:, 1]
         triples = np.stack([value // SIDE, house, value % SIDE], axis=1) + np.array(firsts, np.uint8)
-        return triples[self._order(by_house)].ravel(), 3 * self._sizes
+        return triples[order].ravel(), 3 * self._sizes
 
-    def _found(self, by_house: bool) -> tuple[Bytes, NDArray[np.int32]]:
+    def _found(self, order: _Cells) -> tuple[Bytes, NDArray[np.int32]]:
         """When deduction finds each of these triples, likewise: a number for each of its ids."""
         first = np.repeat(self._sizes.cumsum() - self._sizes, self._sizes)
         turn = (np.arange(len(self.cells)) - first).astype(np.uint8)
-        return turn[self._order(by_house)].repeat(3), 3 * self._sizes
+        return turn[order].repeat(3), 3 * self._sizes
 
     @property
     def _sizes(self) -> NDArray[np.int32]:
         """Cells of each puzzle."""
         return self.heads[:, 0].astype(np.int32) * self.heads[:, 1]
 
-    def _order(self, by_house: bool) -> NDArray[np.int64] | slice:
+    def _order(self, by_house: bool) -> _Cells:
         """The cells as a target has them."""
         if not by_house:
             return slice(None)

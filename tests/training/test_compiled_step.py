@@ -52,6 +52,7 @@ def losses(recipe: Recipe, prefix_lm: bool, rule: Rule, *, compiled: bool) -> li
         ({"name": "ilm", "deletions": 3}, "star-easy", True, "adamw"),
         ({"name": "arm"}, "star-easy", False, "adamw"),
         ({"name": "arm"}, "star-easy", True, "muon"),
+        ({"name": "arm"}, "star-medium", False, "adamw"),
         ({"name": "mdm", "block": 8}, "star-easy", False, "adamw"),
         ({"name": "mdm", "block": 8, "stretch": 0.5}, "star-easy", False, "muon"),
         ({"name": "it"}, "star-easy", False, "adamw"),

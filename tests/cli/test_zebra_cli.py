@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commanding import output
 
 import insertlm
 from insertlm import plots
@@ -36,14 +37,6 @@ inbetween LHS c 0 1 RHS c 1 1 c 2 1 CLUE_END
 @pytest.fixture(autouse=True)
 def work_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, "")
-    return out
 
 
 @pytest.mark.parametrize("family", ["ilm", "arm", "it", "mdm, block: 36"])

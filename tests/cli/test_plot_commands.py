@@ -1,0 +1,157 @@
+"""`plot trajectory | graph | training` with the run of a tiny model: what would be drawn, and that it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from commanding import RUN, output
+
+import insertlm
+from insertlm import plots
+from insertlm.cli import main
+from insertlm.plots import Curve, Panel
+from insertlm.tasks.star import Star
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trajectory", RUN, "--count", "3"],
+        ["trajectory", RUN, RUN, "--count", "2"],
+        ["graph", "star-easy"],
+        ["graph"],
+        ["training", RUN],
+        ["training", RUN, RUN, "--over", "steps"],
+    ],
+)
+def test_pictures_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:
+    out = tmp_path / "picture.png"
+    assert output(capsys, "plot", *arguments, "--out", str(out)) == f"wrote {out}\n"
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_graph_of_a_model_has_the_path_the_model_writes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[list[int]] = []
+
+    def note(task: Star, ids: Sequence[int]) -> list[int]:
+        seen.append(list(ids))
+        return []
+
+    monkeypatch.setattr(Star, "path", note)
+    output(capsys, "plot", "graph", "--model", RUN, "--seed", "5", "--out", str(tmp_path / "graph.svg"))
+    model = insertlm.load(RUN)
+    [example] = model.recipe.task.examples("test", 1, 5)
+    [path] = model.generate([model.decode(example.prefix)])
+    assert seen == [path.ids]
+
+
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> list[Panel]:
+    """What a picture of trajectories would show; none is drawn."""
+    seen: list[Panel] = []
+    monkeypatch.setattr(plots, "comparison_figure", lambda panels, names: seen.extend(panels))
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    return seen
+
+
+def train(*overrides: str, run: str) -> str:
+    if not Path(run).exists():
+        main(["train", "star_tiny/ilm.yaml", "--run", run, "--device", "cpu", "--train.steps", "4", *overrides])
+    return run
+
+
+def test_one_model_has_no_title(capsys: pytest.CaptureFixture[str], panels: list[Panel]) -> None:
+    output(capsys, "plot", "trajectory", RUN, "--count", "3", "--seed", "2")
+    [(written, marks, title)] = panels
+    model = insertlm.load(RUN)
+    examples = model.recipe.task.examples("test", 3, 2)
+    assert [path.prefix for path in written] == [example.prefix for example in examples]
+    assert marks == [path.ids == example.target for path, example in zip(written, examples, strict=True)]
+    assert title == ""
+
+
+def test_several_models_write_the_same_examples(capsys: pytest.CaptureFixture[str], panels: list[Panel]) -> None:
+    other = train("--family.stop_weight", "0.5", run="other")
+    output(capsys, "plot", "trajectory", RUN, other, "--count", "3")
+    assert [panel.title for panel in panels] == [f"ILM ({RUN})", "ILM (other)"]
+    first, second = ([path.prefix for path in panel.trajectories] for panel in panels)
+    assert first == second
+    assert [panel.marks is not None for panel in panels] == [True, True]
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> list[Curve]:
+    """What a picture of training would show; none is drawn."""
+    seen: list[Curve] = []
+    monkeypatch.setattr(plots, "training_figure", lambda curves, label: seen.extend(curves))
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    return seen
+
+
+def test_training_curves_over_steps_and_time(capsys: pytest.CaptureFixture[str], curves: list[Curve]) -> None:
+    output(capsys, "plot", "training", RUN, "--over", "steps")
+    output(capsys, "plot", "training", RUN)
+    steps, minutes = curves
+    lines = [json.loads(line) for line in Path(RUN, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = [(line["step"], line["validation_sequence_accuracy"]) for line in lines if "loss" not in line]
+    assert list(zip(steps.x, steps.accuracy, strict=True)) == found
+    assert minutes.accuracy == steps.accuracy
+    assert 0 < minutes.x[0] < minutes.x[1] < 1
+    assert steps.label == minutes.label == "ILM"
+
+
+def test_seeds_share_a_label_and_recipes_that_differ_do_not(
+    capsys: pytest.CaptureFixture[str], curves: list[Curve]
+) -> None:
+    runs = [train("--train.seed", seed, run=f"seed{seed}") for seed in "12"]
+    output(capsys, "plot", "training", *runs)
+    assert [curve.label for curve in curves] == ["ILM", "ILM"]
+    curves.clear()
+    output(capsys, "plot", "training", *runs, train("--family.stop_weight", "0.5", run="other"))
+    assert [curve.label for curve in curves] == ["ILM (seed1)", "ILM (seed1)", "ILM (other)"]
+
+
+def test_stages_are_one_line(capsys: pytest.CaptureFixture[str], curves: list[Curve]) -> None:
+    second = train("--train.start", RUN, run="second")
+    output(capsys, "plot", "training", second, RUN, "--over", "steps")
+    output(capsys, "plot", "training", RUN, "--over", "steps")
+    output(capsys, "plot", "training", second, "--over", "steps")
+    both, first, alone = curves
+    assert both.label == "ILM"
+    assert list(both.x) == [*first.x, *(max(first.x) + step for step in alone.x)]
+    assert list(both.accuracy) == [*first.accuracy, *alone.accuracy]
+
+
+def test_a_line_is_named_by_its_last_stage(
+    capsys: pytest.CaptureFixture[str], curves: list[Curve], tmp_path: Path
+) -> None:
+    first = Path(tmp_path, "first")
+    shutil.copytree(RUN, first)
+    recipe = (first / "recipe.yaml").read_text(encoding="utf-8")
+    arm = re.sub(r"family:\n(  .*\n)+", "family:\n  name: arm\n", recipe)
+    (first / "recipe.yaml").write_text(arm, encoding="utf-8")
+    second = Path(tmp_path, "second")
+    shutil.copytree(RUN, second)
+    (second / "recipe.yaml").write_text(re.sub("start: .*", f"start: {first}", recipe), encoding="utf-8")
+    output(capsys, "plot", "training", str(first), str(second))
+    assert [curve.label for curve in curves] == ["ILM"]
+
+
+def test_runs_that_begin_with_the_same_one_are_lines_of_their_own(
+    capsys: pytest.CaptureFixture[str], curves: list[Curve]
+) -> None:
+    others = [train("--train.start", RUN, "--train.seed", seed, run=f"from{seed}") for seed in "12"]
+    output(capsys, "plot", "training", RUN, *others)
+    assert [len(curve.x) for curve in curves] == [validations(RUN) + validations(other) for other in others]
+    assert curves[0].x[0] == curves[1].x[0]
+
+
+def validations(run: str) -> int:
+    return Path(run, "metrics.jsonl").read_text(encoding="utf-8").count("validation_sequence_accuracy")

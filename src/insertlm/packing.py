@@ -72,9 +72,9 @@ class Packing:
     def __init__(self, keep: Tensor, capacity: int | None = None, counts: NDArray[np.int64] | None = None) -> None:
         self.keep = keep
         self.lengths = keep.sum(1)
-        ends = self.lengths.cumsum(0)
+        ends = _running_sum(self.lengths)
         self.starts = ends - self.lengths
-        self.where = _running_count(keep) + (self.starts - 1)[:, None]
+        self.where = _running_sum(keep) + (self.starts - 1)[:, None]
         cu = torch.cat([ends.new_zeros(1), ends])
         if capacity is None:
             counts = self.lengths.cpu().numpy() if counts is None else counts
@@ -93,13 +93,14 @@ class Packing:
         return buffer.scatter(0, place.flatten(), matrix.flatten())[:-1]
 
 
-@torch.library.custom_op("insertlm::running_count", mutates_args=())
-def _running_count(keep: Tensor) -> Tensor:
-    """Along each row: [B, C] bool to int64. An operator of its own because of the compiler: one count over all cells it
-    makes blocks that wait for each other, on a shared GPU for a millisecond; on counts by row torch 2.11's fails."""
-    return keep.cumsum(1)
+@torch.library.custom_op("insertlm::running_sum", mutates_args=())
+def _running_sum(values: Tensor) -> Tensor:
+    """Along each row: [..., C] bool or int64 to int64. An operator of its own to keep it from the compiler: of one sum
+    over all cells it makes blocks that wait for each other, on a shared GPU for a millisecond; on sums by row torch
+    2.11's fails; and its sum over the lengths of a batch is under suspicion (docs/log.md, "A fault")."""
+    return values.cumsum(-1)
 
 
-@_running_count.register_fake
-def _(keep: Tensor) -> Tensor:
-    return torch.empty_like(keep, dtype=torch.int64, memory_format=torch.contiguous_format)
+@_running_sum.register_fake
+def _(values: Tensor) -> Tensor:
+    return torch.empty_like(values, dtype=torch.int64, memory_format=torch.contiguous_format)

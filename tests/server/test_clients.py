@@ -152,6 +152,15 @@ def test_their_stream(client: httpx.Client, models: list[Model]) -> None:
         assert (len(chunks) > 1) == (name == "leftward")
 
 
+def test_nothing_is_written_if_no_token_is_asked_for(client: httpx.Client) -> None:
+    body = {"input_prefix": "the ", "n_predict": 0}
+    answer = client.post("/infill", json=body).json()
+    assert (answer["content"], answer["tokens_predicted"], answer["stop_type"]) == ("", 0, "limit")
+    streamed = client.post("/infill", json={**body, "stream": True})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert json.loads(streamed.text.strip().removeprefix("data: ")) == answer
+
+
 def test_a_seed_of_minus_one_is_a_random_one(client: httpx.Client) -> None:
     body = {"input_prefix": "the ", "n_predict": 8, "seed": -1, "temperature": 5}
     assert len({client.post("/infill", json=body).json()["content"] for _ in range(40)}) > 1

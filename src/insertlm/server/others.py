@@ -48,8 +48,11 @@ def other_routes(shelf: Shelf) -> APIRouter:
     async def infill(body: LlamaBody, request: Request) -> LlamaAnswer | Response:
         """Write what comes between `input_prefix` and `input_suffix`."""
         one = shelf.find(body.model, "text")
+        if body.n_predict == 0:  # so editors ask llama.cpp to read the text ahead of time; here is nothing to keep
+            nothing = LlamaAnswer(model=one.name, stop_type="limit")
+            return _lone(nothing) if body.stream else nothing
         seed = secrets.randbelow(1 << 62) if body.seed == -1 else body.seed or 0
-        most = None if body.n_predict in (None, -1) else max(1, body.n_predict or 0)
+        most = None if body.n_predict == -1 else body.n_predict
         changes = {**body.model_dump(include={"temperature", "top_p", "top_k"}), "max_steps": most}
         asked = _between(body.input_prefix + body.prompt, body.input_suffix)
         ticket, drafts = await shelf.infill(one, [asked], seed, changes, request.receive, _streams(one))
@@ -171,13 +174,16 @@ def _llama(one: Served, text: str, result: Infilling, fill: _Growing) -> LlamaAn
     usage = usage_of([result.trajectory])
     return LlamaAnswer(
         content=text,
-        stop=True,
         model=one.name,
         tokens_predicted=usage.completion_tokens,
         tokens_evaluated=usage.prompt_tokens,
-        truncated=False,
         stop_type=fill.why(result),
     )
+
+
+def _lone(answer: LlamaAnswer) -> Response:
+    """A stream of this answer alone."""
+    return Response(server_sent(answer.model_dump()), media_type="text/event-stream")
 
 
 async def _llama_chunks(ticket: Ticket, one: Served, fill: _Growing) -> AsyncGenerator[bytes]:

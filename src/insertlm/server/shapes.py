@@ -140,7 +140,9 @@ class LlamaBody(_Theirs):
     input_prefix: Text = ""
     input_suffix: Text = ""
     prompt: Text = Field("", description="goes behind input_prefix")
-    n_predict: Annotated[int, Field(ge=-1, le=_MOST)] | None = Field(None, description="-1: no limit but the server's")
+    n_predict: Annotated[int, Field(ge=-1, le=_MOST)] | None = Field(
+        None, description="-1: no limit but the server's; 0: nothing is written"
+    )
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: Length | None = None
@@ -232,12 +234,12 @@ class Completion(BaseModel):
 
 
 class LlamaAnswer(BaseModel):
-    content: str
-    stop: bool
+    content: str = ""
+    stop: bool = True
     model: str
-    tokens_predicted: int
-    tokens_evaluated: int
-    truncated: bool
+    tokens_predicted: int = 0
+    tokens_evaluated: int = 0
+    truncated: bool = False
     stop_type: Literal["none", "eos", "limit", "word"]
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commanding import RUN, output
@@ -52,13 +53,22 @@ def test_the_graph_of_a_model_has_the_path_the_model_writes(
     assert seen == [path.ids]
 
 
-@pytest.fixture
-def panels(monkeypatch: pytest.MonkeyPatch) -> list[Panel]:
-    """What a picture of trajectories would show; none is drawn."""
-    seen: list[Panel] = []
-    monkeypatch.setattr(plots, "comparison_figure", lambda panels, names: seen.extend(panels))
+def shown(monkeypatch: pytest.MonkeyPatch, figure: str) -> list[Any]:
+    """What a picture would show; none is drawn."""
+    seen: list[Any] = []
+    monkeypatch.setattr(plots, figure, lambda parts, _: seen.extend(parts))
     monkeypatch.setattr(plots, "save", lambda *_: None)
     return seen
+
+
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> list[Panel]:
+    return shown(monkeypatch, "comparison_figure")
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> list[Curve]:
+    return shown(monkeypatch, "training_figure")
 
 
 def train(*overrides: str, run: str) -> str:
@@ -84,15 +94,6 @@ def test_several_models_write_the_same_examples(capsys: pytest.CaptureFixture[st
     first, second = ([path.prefix for path in panel.trajectories] for panel in panels)
     assert first == second
     assert [panel.marks is not None for panel in panels] == [True, True]
-
-
-@pytest.fixture
-def curves(monkeypatch: pytest.MonkeyPatch) -> list[Curve]:
-    """What a picture of training would show; none is drawn."""
-    seen: list[Curve] = []
-    monkeypatch.setattr(plots, "training_figure", lambda curves, label: seen.extend(curves))
-    monkeypatch.setattr(plots, "save", lambda *_: None)
-    return seen
 
 
 def test_training_curves_over_steps_and_time(capsys: pytest.CaptureFixture[str], curves: list[Curve]) -> None:

@@ -1,0 +1,249 @@
+"""benchmarks/star_table.py: the star-graph table is what its cells say, can be stopped, and is written as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import side_by_side
+import star_table
+from render_table import PAPER, markdown
+from side_by_side import Job
+from star_cells import WAYS, Cell
+
+from insertlm.errors import InsertlmError
+
+# --- Cells
+
+
+def cell_of(folder: Path, family: str = "ilm", **changes: Any) -> Cell:
+    parts = {"task": "easy", "preset": "mini", "seed": 2, "rate": None, "split": "test", "changes": (), "options": ()}
+    return Cell(folder=folder, family=family, **{**parts, **changes})
+
+
+def test_a_cell_is_a_training_and_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    cell = cell_of(tmp_path, rate="1e-3", changes=(("train.steps", "7"),), options=("--device", "cpu"))
+    run = str(tmp_path / "easy-ilm-mini-seed2-rate1e-3")
+    train = f"train recipes/star_easy/ilm.yaml --run {run} --model.preset mini --train.seed 2"
+    train += " --optim.learning_rate 1e-3 --train.steps 7 --device cpu"
+    evaluate = f"evaluate {run} --split test --out {run}/evaluation-test.json --device cpu"
+    assert [" ".join(words) for words in cell.missing()] == [train, evaluate]
+    assert (cell.recipe.optim.learning_rate, cell.recipe.train.steps, cell.recipe.model.width) == (1e-3, 7, 128)
+    assert cell.records() == []
+
+
+def test_some_families_are_evaluated_in_several_ways(tmp_path: Path) -> None:
+    mdm, it = cell_of(tmp_path, "mdm"), cell_of(tmp_path, "it", split="validation")
+    assert [mdm.evaluation(way)[-2:] for way in mdm.ways] == [
+        ["--decode.order", order] for order in ("random", "certainty", "margin")
+    ]
+    assert [it.evaluation(way)[-1] for way in it.ways] == ["1", "0", "0.5"]
+    outs = [Path(cell.evaluation(way)[5]).name for cell in (mdm, it) for way in cell.ways]
+    assert outs[0] == "evaluation-test-order-random.json"
+    assert outs[-2] == "evaluation-validation-parallel-0.json"
+    assert len(set(outs)) == 6
+
+
+def test_a_recipe_that_is_wrong_is_known_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InsertlmError, match=r"--train\.steps: expected int, got 'many'"):
+        cell_of(tmp_path, changes=(("train.steps", "many"),)).missing()
+
+
+# --- The table, from end to end
+
+TINY = {
+    "model.layers": "1",
+    "model.width": "16",
+    "model.heads": "2",
+    "model.hidden": "16",
+    "task.train": "64",
+    "task.test": "8",
+    "task.validation": "4",
+    "train.steps": "4",
+    "train.validate_every": "2",
+    "decode.max_steps": "3",
+}
+
+
+def table(folder: Path, *arguments: str) -> int:
+    changes = [word for key, value in TINY.items() for word in ("--set", key, value)]
+    return star_table.main(
+        ["--folder", str(folder), "--preset", "mini", "--tasks", "easy", "--device", "cpu", *changes, *arguments]
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of one good cell and one that fails."""
+    folder = tmp_path_factory.mktemp("table")
+    assert table(folder, "--families", "ilm", "--rates", "1e-3", "none", "--side-by-side", "2") == 1
+    return folder
+
+
+def records_in(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_bytes())
+    return found
+
+
+def test_a_failed_cell_does_not_stop_the_others(folder: Path) -> None:
+    [record] = records_in(folder / "table.json")
+    assert (record["task"], record["family"], record["preset"], record["seed"]) == ("star-easy", "ilm", "mini", 1)
+    assert (record["rate"], record["graphs"], record["steps"], record["batch_size"]) == (1e-3, 64, 4, 64)
+    assert (record["split"], record["count"], record["decoding"]) == ("test", 8, "")
+    assert record["decode"]["max_steps"] == 3
+    assert 0 <= record["sequence_accuracy"] <= record["token_accuracy"] <= 100
+    assert list(record["validation"]) == ["2", "4"]
+    assert record["parameters"] > 1000
+    assert record["training_minutes"] >= 0
+    assert [line.split()[:2] for line in record["commands"]] == [["insertlm", "train"], ["insertlm", "evaluate"]]
+    assert {"device", "torch", "insertlm", "commit"} <= record.keys()
+
+
+def test_what_is_done_is_not_done_again(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(jobs: Sequence[Job], *_: object) -> bool:
+        assert not jobs
+        return True
+
+    monkeypatch.setattr(side_by_side, "run", run)
+    out = tmp_path / "again.json"
+    assert table(folder, "--families", "ilm", "--rates", "1e-3", "--out", str(out)) == 0
+    assert records_in(out) == records_in(folder / "table.json")
+    printed = capsys.readouterr().out
+    assert "1 of 1  easy-ilm-mini-seed1-rate1e-3: " in printed
+    assert f"wrote {out}" in printed
+
+
+def test_only_what_is_missing_is_done(folder: Path) -> None:
+    def missing(**others: Any) -> list[str]:
+        cell = cell_of(folder, **{"seed": 1, "rate": "1e-3", "changes": tuple(TINY.items()), **others})
+        return [words[0] for words in cell.missing()]
+
+    assert missing() == []
+    assert missing(split="validation") == ["evaluate"]
+    assert missing(seed=2) == ["train", "evaluate"]
+    assert missing(changes=(*TINY.items(), ("train.batch_size", "32"))) == ["train", "evaluate"]
+
+
+def test_a_deadline_that_is_over_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table(tmp_path, "--families", "ilm", "--deadline", "0") == 1
+    assert "stopped with 1 to go; the same command goes on" in capsys.readouterr().out
+    assert records_in(tmp_path / "table.json") == []
+
+
+def test_a_cell_without_results_has_failed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cell, "records", lambda _: [])
+    assert table(folder, "--families", "ilm", "--rates", "1e-3", "--out", str(folder / "empty.json")) == 1
+    assert "1 of 1  easy-ilm-mini-seed1-rate1e-3: FAILED: it left no results (log: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("family", "rates"), [("ilm", ["3e-3", "1e-2"]), ("arm", ["1e-4"]), ("it", ["1e-4"]), ("mdm", ["1e-3"])]
+)
+def test_a_family_has_rates_of_its_own_or_those_of_all(family: str, rates: list[str]) -> None:
+    words = ["ilm=3e-3", "1e-4", "mdm=1e-3", "ilm=1e-2"]
+    assert star_table._rates(words, family) == rates
+    assert star_table._rates([], family) == [None]
+
+
+def test_a_rate_of_an_unknown_family_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        star_table.main(["--rates", "gpt=1e-3"])
+    assert end.value.code == 2
+    assert "unknown family 'gpt'; expected one of ilm, arm, mdm, it, armo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--side-by-side", "0"], ["--tasks", "hard", "--families", "armo"]])
+def test_a_table_of_nothing_is_refused(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"star_table: (expected N >= 1|no recipe for this task and family)"):
+        star_table.main(["--folder", str(tmp_path / "none"), *arguments])
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_that_cannot_be_written_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "run", lambda *_: pytest.fail("too late"))
+    with pytest.raises(InsertlmError, match="cannot write"):
+        table(tmp_path, "--families", "ilm", "--out", str(tmp_path / "none" / "x.json"))
+
+
+# --- Markdown
+
+
+def record(family: str, exact: float, **changes: Any) -> dict[str, Any]:
+    usual = {
+        "task": "star-hard",
+        "family": family,
+        "preset": "paper",
+        "seed": 1,
+        "rate": 1e-4,
+        "graphs": 50000,
+        "steps": 50000,
+        "batch_size": 64,
+        "split": "test",
+        "decoding": "",
+        "parameters": 87_400_000,
+        "sequence_accuracy": exact,
+        "token_accuracy": 99.5,
+        "training_minutes": 10.0,
+        "device": "NVIDIA H200",
+        "torch": "2.11.0",
+        "commit": "abc",
+    }
+    return {**usual, **changes}
+
+
+def test_the_markdown_table() -> None:
+    records = [
+        record("ilm", 98.0, training_minutes=11.0),
+        record("ilm", 100.0, seed=2, token_accuracy=99.7),
+        record("mdm", 20.0, decoding="order random"),
+        record("mdm", 60.0, decoding="order margin"),
+        record("armo", 99.98, task="star-easy", token_accuracy=100.0),
+    ]
+    assert markdown(records).splitlines() == [
+        "The `paper` preset, 50,000 training graphs, 50,000 steps of 64, test split"
+        " (NVIDIA H200, torch 2.11.0, commit abc):",
+        "",
+        "| task | model | weights | decoding | rate | exact match | paper | token accuracy | paper | seeds | minutes |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| star-easy | ARM, oracle order | 87.4M | – | 0.0001 | 99.98 | 100.0 | 100.00 | 100.0 | 1 | 10.0 |",
+        "| star-hard | MDM | 87.4M | order random | 0.0001 | 20.00 | 21.0 | 99.50 | 54.9 | 1 | 10.0 |",
+        "| star-hard | MDM | 87.4M | order margin | 0.0001 | 60.00 | – | 99.50 | – | 1 | 10.0 |",
+        "| star-hard | ILM | 87.4M | – | 0.0001 | 99.00 ± 1.41 | 99.1 | 99.60 ± 0.14 | 99.7 | 1, 2 | 10.5 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("commit", "told"),
+    [(None, ""), ("0123456789ab", ", commit 0123456789"), ("0123456789ab-dirty", ", commit 0123456789-dirty")],
+)
+def test_the_table_says_what_it_was_made_with(commit: str | None, told: str) -> None:
+    assert f"(NVIDIA H200, torch 2.11.0{told}):" in markdown([record("ilm", 1.0, commit=commit)])
+
+
+def test_every_setting_has_its_own_table() -> None:
+    text = markdown([record("ilm", 1.0), record("ilm", 2.0, preset="mini"), record("ilm", 3.0, rate=1e-3)])
+    assert text.count("| task |") == 2
+    paper, mini = text.split("\n\nThe `mini` preset")
+    assert paper.count("star-hard") == 2  # one row for each rate
+    assert mini.count("star-hard") == 1
+
+
+def test_several_files_are_rendered_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "1.json", tmp_path / "2.json"]
+    for seed, file in enumerate(files, start=1):
+        file.write_text(json.dumps([record("it", 10.0 * seed, seed=seed, decoding="stop_threshold 0.5")]))
+    assert star_table.main(["--render", *map(str, files)]) == 0
+    assert "| star-hard | IT | 87.4M | stop_threshold 0.5 | 0.0001 | 15.00 ± 7.07 | 17.5 |" in capsys.readouterr().out
+
+
+def test_all_families_have_published_numbers() -> None:
+    assert PAPER.keys() == set(star_table.FAMILIES)
+    assert WAYS.keys() < PAPER.keys()

@@ -71,10 +71,11 @@ class Packing:
 
     def __init__(self, keep: Tensor, capacity: int | None = None, counts: NDArray[np.int64] | None = None) -> None:
         self.keep = keep
-        self.lengths = keep.sum(1)
+        count = _running_sum(keep)
+        self.lengths = count[:, -1]
         ends = _running_sum(self.lengths)
         self.starts = ends - self.lengths
-        self.where = _running_sum(keep) + (self.starts - 1)[:, None]
+        self.where = count + (self.starts - 1)[:, None]
         cu = torch.cat([ends.new_zeros(1), ends])
         if capacity is None:
             counts = self.lengths.cpu().numpy() if counts is None else counts
@@ -96,8 +97,8 @@ class Packing:
 @torch.library.custom_op("insertlm::running_sum", mutates_args=())
 def _running_sum(values: Tensor) -> Tensor:
     """Along each row: [..., C] bool or int64 to int64. An operator of its own to keep it from the compiler: of one sum
-    over all cells it makes blocks that wait for each other, on a shared GPU for a millisecond; on sums by row torch
-    2.11's fails; and its sum over the lengths of a batch is under suspicion (docs/log.md, "A fault")."""
+    over all cells it makes blocks that wait for each other, on a shared GPU for a millisecond, and on sums by row torch
+    2.11's fails."""
     return values.cumsum(-1)
 
 

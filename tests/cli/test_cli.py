@@ -11,6 +11,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from commanding import RUN, output
@@ -70,6 +71,8 @@ def test_evaluation_prints_a_table_and_writes_json(capsys: pytest.CaptureFixture
     assert told == [RUN, "ilm", 20, "test", 30]
     assert 0 <= record["sequence_accuracy"] <= record["token_accuracy"] <= 100
     assert record["parameters"] == sum(weights.numel() for weights in insertlm.load(RUN).family.parameters())
+    assert record["task"] == msgspec.to_builtins(insertlm.load(RUN).recipe.task)
+    assert record["task"]["name"] == "star"
     assert record["decode"]["max_steps"] == 8
     assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["seconds"])
     assert record["insertlm"] == insertlm.__version__

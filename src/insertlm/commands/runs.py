@@ -214,6 +214,7 @@ def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespac
         "family": family_of(model.recipe),
         "step": model.step,
         "parameters": sum(parameter.numel() for parameter in model.family.parameters()),
+        "task": msgspec.to_builtins(model.recipe.task),
         "split": args.split,
         **scores.record(),
         "tokens_per_second": scores.tokens_per_second,

@@ -18,6 +18,7 @@ from insertlm.decoding.trajectory import Trajectory
 from insertlm.drafts import Stream, Writing
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
+from insertlm.export.hub import name_of
 from insertlm.families.base import Family
 from insertlm.folders import bundled, find, is_bundled, read_weights
 from insertlm.infilling import Infilling, Lengths, Request, begin, infill
@@ -48,6 +49,11 @@ class Model:
     recipe: Recipe
     folder: Path
     step: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return name_of(self.folder)
 
     @property
     def bundled(self) -> bool:
@@ -208,7 +214,7 @@ class Model:
         tokenizer: Tokenizer = self.recipe.task.tokenizer
         if isinstance(tokenizer, WordTokenizer):
             tag = self.recipe.task.__struct_config__.tag
-            raise InsertlmError(f"{self.folder.name}: this is a model of the task {tag}; expected a model of text")
+            raise InsertlmError(f"{self.name}: this is a model of the task {tag}; expected a model of text")
         return tokenizer
 
     def settings(self, **changes: Any) -> DecodeConfig:

@@ -291,7 +291,7 @@ def _add_solve(subparsers: Any) -> None:
 def _add_serve(subparsers: Any) -> None:
     note = "A key can also be given as the environment variable INSERTLM_API_KEY. See docs/serving.md."
     command = _add(subparsers, "serve", "serve models over HTTP", note)
-    about = "run folders or bundled models (default: all bundled ones)"
+    about = "run folders, exports, Hub ids or bundled models (default: all bundled ones)"
     command.add_argument("models", nargs="*", metavar="MODEL", help=about)
     command.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
     command.add_argument("--port", type=_whole(0, 65535), default=8000, metavar="N", help="(default: 8000; 0: any)")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from insertlm.errors import InsertlmError
 
-__all__ = ["cut_out", "decode_text", "parse_blanks"]
+__all__ = ["cut_out", "decode_text", "is_control", "parse_blanks"]
 
 # Backslashes and the underscores behind them.
 _UNDERSCORES = re.compile(r"(\\*)(_+)")
@@ -62,14 +62,18 @@ def decode_text(data: bytes) -> str:
         raise InsertlmError(f"the text is not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start}") from error
 
 
+def is_control(character: str) -> bool:
+    """Whether it has no place in a text; tabs and line ends have."""
+    return unicodedata.category(character) == "Cc" and character not in "\t\n\r"
+
+
 def _check(text: str) -> None:
     if not text:
         raise InsertlmError(f"the text is empty; {_EXPECTED}")
     for place, character in enumerate(text):
-        kind = unicodedata.category(character)
-        if kind == "Cs":  # what Python makes of bytes of the command line that are no text
+        if unicodedata.category(character) == "Cs":  # what Python makes of bytes of the command line that are no text
             raise InsertlmError(f"the text is not Unicode at character {place}; {_EXPECTED}")
-        if kind == "Cc" and character not in "\t\n\r":
+        if is_control(character):
             raise InsertlmError(
                 f"the text has the control character U+{ord(character):04X} at character {place}; expected none but "
                 "tabs and line ends"

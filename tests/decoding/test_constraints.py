@@ -185,6 +185,16 @@ def test_limits_make_haste() -> None:
     assert text.move(False, 2).slots == [2]
 
 
+def test_what_is_required_comes_before_the_least_where_only_it_fits() -> None:
+    text = RuledText(Prompt([], bounds={0: Bounds(2)}, required=((4, 5, 6),)))
+    assert text.move(True, 4).words is None  # the least first: there is time for both
+    assert text.move(True, 3).words == [4]
+    text.write(1, 4)
+    text.write(2, 5)
+    text.write(3, 6)
+    assert text.move(True, 9).complete  # and the run is enough for the least
+
+
 def test_what_would_complete_a_banned_run_is_barred() -> None:
     text = RuledText(Prompt([], start=[1, 3], banned=((1, 2), (2, 3), (1, 4, 3), (5,))))
     assert text.move(False, 9).barred == [(2, 2), (2, 2), (2, 4)]

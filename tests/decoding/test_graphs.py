@@ -38,3 +38,13 @@ def test_graphs_and_calls_agree_while_texts_grow_and_leave() -> None:
             for writer in (fast, plain):
                 writer.select(stay)
     assert torch.equal(fast.row, plain.row)
+
+
+@cuda
+@pytest.mark.parametrize("longest", [7, 8, 9, 10])
+def test_texts_end_where_rows_may_be_no_longer(longest: int) -> None:
+    model = ModelConfig(layers=2, width=32, heads=2, hidden=64, prefix_lm=True)
+    ilm = prepare(IlmConfig().build(model, WordTokenizer(tuple("0123456"))), torch.device("cuda"))
+    settings = DecodeConfig(stop_threshold=1.0, max_steps=50, max_length=longest)
+    written = ilm.decode([Prompt([1], seed) for seed in range(16)], settings)
+    assert {len(each.ids) for each in written} == {longest - 3}  # <stop>, the prefix, <bos>

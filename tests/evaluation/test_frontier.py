@@ -107,6 +107,11 @@ def test_a_model_writes_from_empty_prompts(monkeypatch: pytest.MonkeyPatch) -> N
     """With a family that writes its seed."""
 
     class Family:
+        weights = 0.5
+
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            return {"weights": torch.tensor([self.weights])}
+
         def decode(self, prompts: Any, settings: DecodeConfig) -> list[Trajectory]:
             assert all((prompt.prefix, prompt.start) == ([], []) for prompt in prompts)
             return [Trajectory([], [], [Insertion(0, 0, p.seed, 0.0, None)], None, complete=True) for p in prompts]
@@ -119,3 +124,5 @@ def test_a_model_writes_from_empty_prompts(monkeypatch: pytest.MonkeyPatch) -> N
     source = unconditional(model, 7)
     assert list(source.write(DecodeConfig(), 70)) == [model.decode([7 + number]) for number in range(70)]
     assert source.identity == unconditional(model, 7).identity != unconditional(model, 8).identity
+    Family.weights = 0.25  # trained anew, into the same folder
+    assert source.identity != unconditional(model, 7).identity

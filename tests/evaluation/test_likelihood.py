@@ -173,7 +173,9 @@ def test_of_nothing_only_the_end_counts(ilm: ILM, softmax_attention: Attend) -> 
 def test_texts_that_cannot_be_written_have_no_chance(ilm: ILM, mdm: MDM) -> None:
     unknown = WORDS.specials.unk
     for family in (ilm, mdm, build(ArmConfig())):
-        assert log_likelihood(family, [0], [1, unknown], Effort()).value == -math.inf
+        for effort in (Effort(), Effort(orders=2, states=1)):  # all states are looked at, or some
+            estimate = log_likelihood(family, [0], [1, unknown], effort)
+            assert (estimate.value, estimate.error) == (-math.inf, 0.0)
         assert math.isfinite(log_likelihood(family, [unknown], [1, 0], Effort()).value)
 
 

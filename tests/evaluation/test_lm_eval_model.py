@@ -217,6 +217,20 @@ def test_the_task_says_whether_to_sample(run: Path, asked: dict[str, Any], tempe
     assert (settings.temperature, settings.max_steps, most, until) == (temperature, 256, 256, ["x"])
 
 
+@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
+def test_tasks_have_several_names_for_the_most_tokens(run: Path, name: str) -> None:
+    settings, most, _ = InsertlmLM(str(run))._settings({name: 7, "num_beams": 1})
+    assert (settings.max_steps, most) == (7, 7)
+
+
+def test_a_context_may_hold_anything(run: Path) -> None:
+    lm = InsertlmLM(str(run))
+    assert lm._blank("The\x0ccat\x85\tsat\n", 3).text == "The cat \tsat\n"
+    text = "\U0001f389\u65e5" * 50  # it is cut inside of a character
+    assert lm._blank(text, 1).text in text
+    assert all(isinstance(text, str) for text in lm.generate_until([Asked((text, {"max_gen_toks": 1}))]))
+
+
 def test_unknown_settings_are_refused(run: Path) -> None:
     with pytest.raises(InsertlmError, match="generation_kwargs: unknown num_beams; expected until"):
         InsertlmLM(str(run)).generate_until([Asked(("The", {"num_beams": 4}))])

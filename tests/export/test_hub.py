@@ -64,6 +64,7 @@ def test_a_model_is_loaded_by_its_id(hub: Hub, stored: str, exported: Path) -> N
     assert all(weights[name].equal(value) for name, value in ours.family.state_dict().items())
     [mine], [yours] = (model.infill("The ___ sat.", seed=1, temperature=1.0) for model in (ours, theirs))
     assert mine.text == yours.text
+    assert theirs.name == stored.partition("/")[2]  # and not as the Hub's cache calls the folder
     assert not any("notes.txt" in request for request in hub.asked)
 
 

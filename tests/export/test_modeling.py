@@ -32,6 +32,7 @@ TEXTS = [
     "___ dogs sat. ___",
     "The dog___ the\n___ mat. \\___ <bos> [CLS]",
 ]
+SEED = (3 << 32) + 5
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "position_top_k": 0, "stop_threshold": 0.75},
@@ -42,6 +43,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"order": "margin", "temperature": 1.5, "stop_threshold": 1.0, "max_steps": 9},
     {"min_length": 3, "max_length": 5, "temperature": 1.0},
     {"min_length": 0, "stop_threshold": 0.2},
+    {"temperature": 1e-40, "joint": True},
+    {"temperature": 1.0, "top_p": 1e-50},
 ]
 
 
@@ -93,9 +96,9 @@ def test_padding_changes_nothing(both: Both) -> None:
 @pytest.mark.parametrize("settings", SETTINGS, ids=json.dumps)
 def test_texts_are_those_of_the_package(both: Both, settings: dict[str, Any]) -> None:
     for text in TEXTS:
-        theirs = both.package.infill(text, samples=3, seed=5, **settings)
+        theirs = both.package.infill(text, samples=3, seed=SEED, **settings)
         for number, expected in enumerate(theirs):
-            found = both.remote.infill(text, both.tokenizer, seed=5 + number, **settings)
+            found = both.remote.infill(text, both.tokenizer, seed=SEED + number, **settings)
             assert found == (expected.text, expected.fills, expected.complete)
 
 
@@ -133,6 +136,10 @@ def test_lengths_may_differ_from_blank_to_blank(both: Both) -> None:
         ("a ___\\_____ ___", {}, None),
         ("___ ___", {}, None),
         ("a\x00___", {}, "U\\+0000"),
+        ("a ___", {"max_steps": 0}, "max_steps >= 1"),
+        ("a ___", {"top_k": -1}, "top_k >= 0"),
+        ("a ___", {"stop_threshold": 2}, "stop_threshold <= 1"),
+        ("a ___", {"seed": -1}, "0 <= seed"),
     ],
 )
 def test_mistakes_are_named(both: Both, text: str, arguments: dict[str, Any], complaint: str | None) -> None:

@@ -382,6 +382,11 @@ def test_a_limit_on_steps_cuts_an_adaptive_order_short() -> None:
             "a prompt makes a text of 6 tokens; the block has 5",
         ),
         (
+            Prompt([1], start=[2, tiny_mdm().specials.pad]),
+            {},
+            "a prompt of an mdm has a mask or padding in its text; expected words, and gaps",
+        ),
+        (
             Prompt([1], required=((2,),)),
             {},
             "an mdm can be kept from writing single ids; expected no required ids, no banned runs",

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from insertlm.api import Model
+from insertlm.server.metrics import sample
 
 TEXT = "the ___ was ___."
 
@@ -51,6 +52,13 @@ def test_a_stream_is_the_answer_in_parts(client: httpx.Client) -> None:
     assert "".join(cells) == done["text"] == whole["text"]
     assert start["id"] == done["id"]
     assert {*done} == {*whole} - {"events"}
+
+
+def test_a_line_of_a_stream_ends_where_its_event_does(client: httpx.Client) -> None:
+    body = {"text": "the\u2028cat ___.", "stream": True, "max_length": 3}
+    with client.stream("POST", "/v1/infill", json=body) as response:
+        told = [json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line.startswith("data: ")]
+    assert told[-1]["text"].startswith("the\u2028cat")
 
 
 def test_ranges_instead_of_underscores_and_insertions_anywhere(client: httpx.Client) -> None:
@@ -128,6 +136,11 @@ def test_numbers_for_prometheus(client: httpx.Client) -> None:
     assert values['insertlm_request_seconds_bucket{path="/v1/infill",le="+Inf"}'] >= 1
     for kind in ("counter", "gauge", "histogram"):
         assert f" {kind}\n" in text
+
+
+def test_large_numbers_are_whole() -> None:
+    assert sample("tokens", 1234568) == "tokens 1234568"
+    assert sample("seconds", 0.1, {"path": "/"}) == 'seconds{path="/"} 0.1'
 
 
 # --- Mistakes

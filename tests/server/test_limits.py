@@ -11,8 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ def test_more_wait_and_still_more_are_sent_away(serve: Serve, slow: Callable[[fl
         assert most == 2
         refused = next(answer.result() for answer in answers if answer.result().status_code == 429)
         assert refused.json()["error"]["type"] == "overloaded"
+        never = client.post("/v1/completions", json={"prompt": TEXT, "n": 6})  # it would not help to try again
+        assert (never.status_code, never.json()["error"]["message"]) == (422, "expected at most 5 texts at once, got 6")
         assert refused.headers["retry-after"] == "1"
         assert running.idle()
         assert ask(0).status_code == 200
@@ -283,8 +286,8 @@ def test_a_worker_has_a_thread_only_while_it_writes(serve: Serve, slow: Callable
             until(lambda: computing() == before)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -296,30 +299,47 @@ def free_port() -> int:
         return int(line.getsockname()[1])
 
 
-def test_the_command_serves_bundled_models_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    port = free_port()
+@contextmanager
+def command_at_work(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`insertlm serve`, once it answers, and its address. What it says goes into `folder`."""
+    address = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "insertlm", "serve", "--port", str(port), "--device", "cpu"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log, stdout=log, cwd=folder) as process:
         try:
-            reader = threading.Thread(target=process.communicate)
-            for _ in range(600):
-                try:
-                    names = [m["id"] for m in httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]]
-                    break
-                except httpx.TransportError:
-                    assert process.poll() is None
-                    time.sleep(0.05)
-            assert "star-hard-mini" in names
-            graph = httpx.get(f"http://127.0.0.1:{port}/v1/graphs/example?seed=3").json()
-            body = {"prompt": graph["prompt"]}
-            answer = httpx.post(f"http://127.0.0.1:{port}/v1/solve", json=body, timeout=60).json()
-            assert answer["nodes"] == graph["path"]
-            process.send_signal(signal.SIGTERM)
-            reader.start()
-            reader.join(30)
-            assert process.poll() in (0, -signal.SIGTERM)
+            until(lambda: process.poll() is not None or answers(f"{address}/health"), 60)
+            yield process, address
         finally:
             process.kill()
+
+
+def answers(address: str) -> bool:
+    try:
+        return httpx.get(address).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_the_command_serves_bundled_models_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    with command_at_work(tmp_path) as (process, address):
+        names = [m["id"] for m in httpx.get(f"{address}/v1/models").json()["data"]]
+        assert "star-hard-mini" in names
+        graph = httpx.get(f"{address}/v1/graphs/example?seed=3").json()
+        answer = httpx.post(f"{address}/v1/solve", json={"prompt": graph["prompt"]}, timeout=60).json()
+        assert answer["nodes"] == graph["path"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+def test_a_second_interrupt_leaves_what_runs(tmp_path: Path) -> None:
+    with command_at_work(tmp_path) as (process, address), ThreadPoolExecutor(1) as pool:
+        body = {"text": "Lily ___.", "min_length": 200, "max_length": 200}
+        asked = pool.submit(httpx.post, f"{address}/v1/infill", json=body, timeout=60)
+        until(lambda: 'texts_running{model="stories-mini"} 1' in httpx.get(f"{address}/metrics").text)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert process.wait(20) in (0, -signal.SIGINT)
+        assert asked.exception() is not None or asked.result().status_code >= 500
 
 
 @pytest.mark.parametrize("package", ["fastapi_swagger", "uvicorn"])
@@ -339,6 +359,7 @@ def test_without_the_extra_the_command_says_what_to_install(
         (["star-hard-mini", "star-hard-mini"], "two models have the same name; expected folders of different names"),
         (["--port", "99999"], "argument --port: expected a whole number of at most 65535, got '99999'"),
         (["--api-key", " "], "argument --api-key: expected a key, got an empty one"),
+        (["--api-key", "s\xe9cret"], "the API key: expected ASCII characters alone"),
         (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid, port 8000: "),
         (["--max-tokens", "0"], "argument --max-tokens: expected a whole number of at least 1, got '0'"),
     ],

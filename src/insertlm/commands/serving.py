@@ -31,17 +31,22 @@ def serve(args: Namespace) -> None:
     _check_free(args.host, args.port)
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     key = (args.api_key or os.environ.get("INSERTLM_API_KEY", "")).strip() or None
+    if key is not None and not key.isascii():  # clients disagree on how to send others in a header
+        raise InsertlmError("the API key: expected ASCII characters alone")
     with ThreadPoolExecutor(1) as loading:  # it ends, see server/worker.py
         models = list(loading.map(lambda name: load(name, args.device), args.models or bundled()))
     app = create_app(models, limits, key)
-    uvicorn.run(
-        app,
-        host=args.host,
-        port=args.port,
-        timeout_graceful_shutdown=int(limits.seconds) + _GRACE,
-        server_header=False,
-        log_level="info",
-    )
+    try:
+        uvicorn.run(
+            app,
+            host=args.host,
+            port=args.port,
+            timeout_graceful_shutdown=int(limits.seconds) + _GRACE,
+            server_header=False,
+            log_level="info",
+        )
+    finally:
+        app.state.shelf.close(finish=False)  # a second Ctrl-C leaves without the app's own farewell
 
 
 def _check_free(host: str, port: int) -> None:

@@ -8,7 +8,8 @@
 - A required run is written without a break, the longest that is missing first; of equals, and of places, the model
   takes those it prefers. A run that the model wrote by itself counts. What stands is not broken up again.
 - Nothing else may take the room of required runs: with m the longest and k the number of those missing, an insertion
-  is in play only if k pieces of m tokens still fit into the gaps after it. If none is, a required run is next.
+  is in play only if k pieces of m tokens still fit into the gaps after it, and all runs into what the limits on steps
+  and length leave. If none is, a required run is next.
 - If what is owed needs all that the limits on steps and length leave, it is written even if the model would go on.
 - If a text cannot get what it is owed, it ends and is not complete.
 
@@ -77,11 +78,12 @@ class RuledText:
         """done: the model would stop   left: how many tokens the limits on steps and length allow"""
         if self.begun:
             return self._move([self.cells - 1], [self.begun[0]])
-        owed = sum(self.need.values()) + sum(map(len, self.missing))
+        runs = sum(map(len, self.missing))
+        owed = sum(self.need.values()) + runs
         if done and not owed:
             return Move(True, [])
         must = done or left <= owed
-        free = [gap for gap in self.room if self._spares(gap)]
+        free = [gap for gap in self.room if left > runs and self._spares(gap)]
         wanting = [gap for gap in free if self.need[gap]]
         if must and wanting:
             return self._move(self._slots(wanting))

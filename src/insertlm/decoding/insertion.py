@@ -157,6 +157,7 @@ class InsertionWriter(ABC):
     def _replayed(self, rows: int) -> tuple[Tensor, Tensor]:
         """The same with every text given as many rows as the longest has."""
         canvas = self.canvas
+        rows = min(rows, canvas.tokens.shape[1])  # counts of texts that have ended run on
         if self.graphs is None:
             assert self.cache is not None
             self.graphs = self.family.cached_backbone(len(canvas), self.cache.longest)

@@ -12,6 +12,9 @@ from insertlm.noise import uniform
 
 __all__ = ["choose", "choose_each", "draws", "nucleus", "top_k"]
 
+_FOLD = 0x9E3779B9
+_COLD = 1e-30  # temperatures below count as 0: logits would overflow
+
 
 def top_k(logits: Tensor, k: int) -> Tensor:
     """Rule out all but the k largest of each row (ties with the k-th stay). logits: [B, N]"""
@@ -30,14 +33,15 @@ def nucleus(logits: Tensor, p: float) -> Tensor:
         return logits
     ordered, index = logits.sort(dim=-1, descending=True)
     before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-    return logits.masked_fill(torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before >= p), -torch.inf)
+    out = (before >= p) & (before > 0)  # the first stays, be p too small for a float
+    return logits.masked_fill(torch.zeros_like(out).scatter(-1, index, out), -torch.inf)
 
 
 def choose(
     logits: Tensor, noise: Callable[[int], Tensor], temperature: float = 1.0, k: int = 0, p: float = 1.0
 ) -> Tensor:
     """One index per row, [B]; temperature 0 takes the largest. noise(N): [B, N], uniform on (0, 1)"""
-    if temperature == 0.0 or k == 1:
+    if temperature < _COLD or k == 1:
         return logits.argmax(-1)
     logits = nucleus(top_k(logits / temperature, k), p)
     return (logits - (-noise(logits.shape[-1]).log()).log()).argmax(-1)
@@ -61,4 +65,5 @@ def draws(stream: int, seed: Tensor, number: Tensor | int) -> Callable[[int], Te
     """Uniform noise for `choose` that depends on a text's seed, the step and what it is for; made only if needed.
     seed: [B]   number: of the step, or of each text's, [B]"""
     own = number if isinstance(number, int) else number[:, None]
-    return lambda width: uniform(stream, seed[:, None], own, torch.arange(width, device=seed.device))
+    folded = seed + (seed >> 32) * _FOLD  # the hash sees 32 bits
+    return lambda width: uniform(stream, folded[:, None], own, torch.arange(width, device=seed.device))

@@ -67,6 +67,9 @@ class Estimate(NamedTuple):
     exact: bool
 
 
+_NEVER = Estimate(-math.inf, 0.0, False)  # of a text with a token that is never written
+
+
 class Effort(NamedTuple):
     """orders: of insertion, at least 2   states: looked at in each, at most   batch_size: texts at once"""
 
@@ -108,6 +111,8 @@ def _of_arm(family: ARM, given: list[int], target: list[int], effort: Effort) ->
 
 def _of_ilm(family: ILM, given: list[int], target: list[int], effort: Effort) -> Estimate:
     look = _Insertions(family, given, target)
+    if not look.writable:
+        return _NEVER
     [end] = look(torch.zeros(1, len(target), dtype=torch.bool, device=family.device)).tolist()
     if not target:  # one way to write nothing, so this is all there is
         return Estimate(end, 0.0, True)
@@ -121,7 +126,10 @@ def _of_mdm(family: MDM, given: list[int], target: list[int], effort: Effort) ->
         raise InsertlmError(
             f"likelihoods: a text of {len(given) + len(target)} tokens; the block has {family.config.block}"
         )
-    value, error = _sum_over_states(_Masks(family, given, target), cells, family.device, effort)
+    look = _Masks(family, given, target)
+    if not look.writable:
+        return _NEVER
+    value, error = _sum_over_states(look, cells, family.device, effort)
     return Estimate(value, error, False)
 
 
@@ -173,7 +181,7 @@ class _Insertions:
         self.tokens = torch.tensor([specials.stop, specials.bos, *given, *target], device=device)
         self.target = self.tokens[self.given :]
         self.words = family.unembedding.weight[family.writable]
-        self.writable = torch.isin(self.target, family.writable)
+        self.writable = bool(torch.isin(self.target, family.writable).all())
 
     def __call__(self, missing: Tensor) -> Tensor:
         """The logarithms of going on and of the insertion, a mean over what is missing; of ending, if nothing is.
@@ -191,7 +199,7 @@ class _Insertions:
         mass = torch.full_like(slots, -torch.inf, dtype=hidden.dtype)
         mass[is_slot] = slot_logsumexp(hidden[slots[is_slot]], self.words)
         word = family.unembedding.weight[self.target]
-        score = (hidden[slots[:, 1:]] * word).sum(-1).masked_fill(~self.writable, -torch.inf)
+        score = (hidden[slots[:, 1:]] * word).sum(-1)
         inserted = score.masked_fill(~missing, 0.0).sum(1) / count.clamp(min=1) - mass.logsumexp(1)
         term: Tensor = torch.where(count > 0, stop[:, 1] + inserted, stop[:, 0])
         return term
@@ -204,7 +212,7 @@ class _Masks:
         block, pad, device = family.config.block, family.specials.pad, family.device
         self.family, self.given = family, len(given)
         self.block = torch.tensor([*given, *target, *[pad] * (block - len(given) - len(target))], device=device)
-        self.writable = torch.isin(self.block[len(given) :], family.words)
+        self.writable = bool(torch.isin(self.block[len(given) :], family.words).all())
 
     def __call__(self, missing: Tensor) -> Tensor:
         """The mean over masked cells of the logarithm of what is right there. [K, N] to [K]"""
@@ -217,6 +225,6 @@ class _Masks:
             hidden = family.hidden(x, masked.float().mean(1), x.cells[:, self.given :].flatten())
         mass = slot_logsumexp(hidden, family.unembedding.weight[family.words])
         word = family.unembedding.weight[self.block[self.given :]]
-        score = (hidden.view(count, *word.shape) * word).sum(-1).masked_fill(~self.writable, -torch.inf)
+        score = (hidden.view(count, *word.shape) * word).sum(-1)
         surprise = (mass.view_as(score) - score).masked_fill(~missing, 0.0)
         return -surprise.sum(1) / missing.sum(1)

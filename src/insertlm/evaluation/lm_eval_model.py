@@ -21,6 +21,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from insertlm.api import load
+from insertlm.blanks import is_control
 from insertlm.config import change_decode
 from insertlm.decoding.settings import DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
@@ -36,6 +37,7 @@ _BATCH = 64
 # What the harness says when nobody said anything. Results are the same for any batch size.
 _NO_SIZE, _NO_DEVICE = (None, 1, "1", "auto"), "cuda:0"
 _MOST_WRITTEN = 256  # tokens, as elsewhere in the harness
+_MOST_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # that tasks have for it
 
 
 @register_model("insertlm")
@@ -64,7 +66,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        return self.model.folder.name
+        return self.model.name
 
     @property
     def max_length(self) -> int:
@@ -159,8 +161,10 @@ class InsertlmLM(LM):  # type: ignore[misc]
     def _settings(self, asked: dict[str, Any]) -> tuple[DecodeConfig, int, list[str]]:
         """How to decode, most tokens, and what a text is cut at."""
         asked = dict(asked)
-        until, most = asked.pop("until", None) or [], asked.pop("max_gen_toks", _MOST_WRITTEN)
-        sampled = asked.pop("do_sample", None)
+        until, sampled = asked.pop("until", None) or [], asked.pop("do_sample", None)
+        most = next((asked.pop(name) for name in _MOST_NAMES if name in asked), _MOST_WRITTEN)
+        if asked.get("num_beams") == 1:
+            del asked["num_beams"]
         changes: dict[str, Any] = {key: asked.pop(key) for key in ("temperature", "top_k", "top_p") if key in asked}
         if sampled is not None:
             changes["temperature"] = changes.get("temperature", 1.0) if sampled else 0.0
@@ -175,8 +179,10 @@ class InsertlmLM(LM):  # type: ignore[misc]
     def _blank(self, context: str, most: int) -> Request:
         """A text with a blank at its end, cut at its beginning if the model does not take it all."""
         room = self.max_length - min(most, self.max_length // 2)
-        ids = self.text_tokenizer.encode(context)
-        seen = context if len(ids) <= room else self.text_tokenizer.decode(ids[-room:])
+        seen = "".join(" " if is_control(character) else character for character in context)
+        ids = self.text_tokenizer.encode(seen)
+        if len(ids) > room:
+            seen = self.text_tokenizer.decode(ids[-room:]).lstrip("\ufffd")  # what is left of a character that was cut
         return Request(seen, [(len(seen), len(seen))]) if seen else Request("___")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from insertlm.config import to_yaml
 from insertlm.decoding.settings import DecodeConfig, Prompt
@@ -15,6 +17,7 @@ from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import generate
 from insertlm.evaluation.journal import Journal, key_of
 from insertlm.export.folder import portable
+from insertlm.families.base import Family
 
 if TYPE_CHECKING:
     from insertlm.api import Model
@@ -52,7 +55,15 @@ def unconditional(model: Model, seed: int) -> Source:
         return [model.decode(path.ids) for path in generate(model.family, prompts, settings, _BATCH)]
 
     recipe = to_yaml(portable(model.recipe))  # the same by whatever path the folder was named
-    return Source(key_of(str(model.folder.resolve()), model.step, recipe, seed), write)
+    return Source(key_of(_fingerprint(model.family), recipe, seed), write)
+
+
+def _fingerprint(family: Family) -> str:
+    """The same for the same weights, wherever they are kept."""
+    digest = hashlib.sha256()
+    for weights in family.state_dict().values():
+        digest.update(weights.cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def write_once(source: Source, settings: DecodeConfig, count: int, journal: Journal) -> Written:

@@ -75,7 +75,7 @@ def check_exportable(recipe: Recipe, name: str) -> None:
 
 def export(model: Model, folder: Path, name: str | None = None) -> None:
     """Write the model there, whole or not at all. name: what the model card calls it, if not by the folder's name"""
-    check_exportable(model.recipe, model.folder.name)
+    check_exportable(model.recipe, model.name)
     place = folder.resolve()
     check_place(place)
     new, old = (place.with_name(f".{place.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))

@@ -11,7 +11,7 @@ import insertlm
 from insertlm.errors import InsertlmError
 from insertlm.export.folder import FILES
 
-__all__ = ["fetch", "is_hub_id", "push"]
+__all__ = ["fetch", "is_hub_id", "name_of", "push"]
 
 _STATUS = {
     401: "it wants a token (401), from hf auth login or in HF_TOKEN, or has no such repository",
@@ -35,6 +35,12 @@ def fetch(name: str) -> Path:
     if not (folder / "recipe.yaml").is_file():
         raise InsertlmError(f"{name}: the Hub has no recipe.yaml there; expected what insertlm export --push wrote")
     return folder
+
+
+def name_of(folder: Path) -> str:
+    """What a model is called: as its folder, or, in the cache of the Hub, as its repository without the owner."""
+    *_, repository, snapshots, last = ("", "", *folder.resolve().parts)
+    return repository.rpartition("--")[2] if snapshots == "snapshots" and repository.startswith("models--") else last
 
 
 def push(folder: Path, name: str, private: bool) -> str:

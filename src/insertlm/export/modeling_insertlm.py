@@ -36,6 +36,7 @@ __all__ = ["Infilled", "InsertlmConfig", "InsertlmModel", "InsertlmOutput"]
 
 _SLOT, _TOKEN = 0, 1  # streams of noise: what a draw is for
 _PLAUSIBLE = 0.5  # where an order looks at tokens: the least share of the heaviest slot's mass
+_COLD = 1e-30  # temperatures below count as 0: logits would overflow
 _ENDLESS = 1 << 40  # the room of a blank without a maximum
 _ORDERS = ("auto", "mass", "certainty", "margin")
 
@@ -196,6 +197,8 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         max_steps        insertions
         """
         decode = _checked({**self.config.decode, **settings}, self.config.decode)
+        if not 0 <= seed < 1 << 62:
+            raise ValueError(f"expected 0 <= seed < 2^62, got {seed}")
         pieces = _parse_blanks(text)
         given = _Given.of(pieces, tokenizer)
         needs, rooms = _limits(min_length, max_length, len(given.blanks))
@@ -314,9 +317,11 @@ def _checked(decode: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"order: expected one of {', '.join(_ORDERS)}, got {decode['order']!r}")
     if decode["order"] in ("certainty", "margin") and (decode["joint"] or decode["position_top_k"] != 1):
         raise ValueError(f"order {decode['order']}: expected joint=False and position_top_k=1")
-    if not (decode["temperature"] >= 0 and 0 < decode["top_p"] <= 1):
-        raise ValueError("expected temperature >= 0 and 0 < top_p <= 1")
-    return decode
+    if not (decode["temperature"] >= 0 and 0 < decode["top_p"] <= 1 and 0 <= decode["stop_threshold"] <= 1):
+        raise ValueError("expected temperature >= 0, 0 < top_p <= 1 and 0 <= stop_threshold <= 1")
+    if min(decode["top_k"], decode["position_top_k"], decode["max_steps"] - 1) < 0:
+        raise ValueError("expected top_k >= 0, position_top_k >= 0 and max_steps >= 1")
+    return decode if decode["temperature"] >= _COLD else {**decode, "temperature": 0.0}
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
@@ -358,7 +363,8 @@ class _Writing:
             for rank, token in enumerate(row)
         ]
         self.model, self.needs, self.rooms, self.heads = model, [*needs], [*rooms], heads
-        self.decode, self.seed, self.longest, self.words = decode, seed, longest, model.writable
+        self.decode, self.longest, self.words = decode, longest, model.writable
+        self.seed = seed + (seed >> 32) * 0x9E3779B9  # the hash sees 32 bits
 
     def run(self) -> bool:
         """Insert until the model has enough, or a limit is reached. Whether the model ended it."""
@@ -442,9 +448,8 @@ def _choose(logits: Tensor, noise: Tensor, temperature: float, top_k: int, top_p
     if top_p < 1.0:
         ordered, index = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        logits = logits.masked_fill(
-            torch.zeros_like(before, dtype=torch.bool).scatter(0, index, before >= top_p), -torch.inf
-        )
+        out = (before >= top_p) & (before > 0)  # the first stays, be top_p too small for a float
+        logits = logits.masked_fill(torch.zeros_like(out).scatter(0, index, out), -torch.inf)
     return int((logits - (-noise.log()).log()).argmax())
 
 

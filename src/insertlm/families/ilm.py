@@ -15,7 +15,8 @@ Design choices, the published ones unless said:
 - One softmax over slots × vocabulary; slot k means "right behind the k-th visible token". The target is the empirical
   distribution of the deleted tokens over their slots. All visible tokens but <stop> are slots in training, prefix too;
   in decoding only <bos> and what follows it.
-- The stop classifier is a small residual network on <stop>'s hidden row; class 0 means complete.
+- The stop classifier is a small residual network on <stop>'s hidden row; class 0 means complete. (The published one has
+  dropout inside.)
 - Decoding asks the stop classifier first, then chooses a slot by its mass and a token in it. Special tokens do not take
   part, in the slot's mass either. What a prompt demands, see decoding/constraints.py, limits slots and words, and can
   overrule the stop classifier. (`decode.order` knows other ways to choose a slot, which are not the paper's, see

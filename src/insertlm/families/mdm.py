@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -188,15 +188,12 @@ class MDM(Family):
 
     def rows(self, examples: Examples) -> Rows:
         """Given: prefix, <bos>. Target: the block."""
-        prefix, length, target, target_length = (
-            torch.from_numpy(part).long()
-            for part in (examples.prefix, examples.prefix_length, examples.target, examples.target_length)
-        )
-        given = F.pad(prefix, (0, 1)).scatter(1, length[:, None], self.specials.bos)
-        block = torch.full((len(target), self.config.block), self.specials.pad)
-        column = torch.arange(target.shape[1])
-        block[:, : target.shape[1]] = torch.where(column < target_length[:, None], target, self.specials.pad)
-        return Rows(given, length + 1, block, torch.full_like(target_length, self.config.block))
+        rows = Rows.of(examples, self.specials.bos)
+        block = torch.full((len(rows.target), self.config.block), self.specials.pad)
+        width = rows.target.shape[1]
+        real = torch.arange(width) < rows.target_length[:, None]
+        block[:, :width] = torch.where(real, rows.target, self.specials.pad)
+        return replace(rows, target=block, target_length=torch.full_like(rows.target_length, self.config.block))
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
         return rows.given_length + rows.target_length
@@ -252,6 +249,8 @@ class MDM(Family):
 
     def _check(self, prompt: Prompt) -> None:
         """Refuse what masks cannot do."""
+        if not {self.specials.mask, self.specials.pad}.isdisjoint(prompt.start):
+            raise InsertlmError("a prompt of an mdm has a mask or padding in its text; expected words, and gaps")
         if prompt.required or any(len(run) > 1 for run in prompt.banned):
             raise InsertlmError("an mdm can be kept from writing single ids; expected no required ids, no banned runs")
         if _infills(prompt):

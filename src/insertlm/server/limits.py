@@ -24,4 +24,4 @@ class Limits:
     words: int = _limit(32, "banned words of a request, and required ones")
     concurrent: int = _limit(32, "texts that a model writes at once")
     queue: int = _limit(64, "more texts that wait for their turn")
-    seconds: float = _limit(120, "seconds from a request's arrival to the end of its answer")
+    seconds: float = _limit(120, "seconds from when a request has arrived to the end of its answer")

@@ -15,7 +15,7 @@ Labels = tuple[tuple[str, str], ...]
 def sample(name: str, value: float, labels: Mapping[str, str] | Labels = ()) -> str:
     """One line."""
     inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in dict(labels).items())
-    return f"{name}{{{inner}}} {value:g}" if inner else f"{name} {value:g}"
+    return f"{name}{{{inner}}} {value:.15g}" if inner else f"{name} {value:.15g}"
 
 
 class Metric:

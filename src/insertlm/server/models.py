@@ -44,13 +44,12 @@ class Shelf:
     def __init__(self, models: Sequence[Model], limits: Limits) -> None:
         self.limits = limits
         self.served: dict[str, Served] = {}
-        kinds = {model.folder.resolve().name: _kind(model) for model in models}
+        kinds = {model.name: _kind(model) for model in models}
         if len(kinds) < len(models):
             raise InsertlmError("two models have the same name; expected folders of different names")
         for model in models:
-            name = model.folder.resolve().name
-            worker = Worker(name, model.family, limits.concurrent, limits.queue)
-            self.served[name] = Served(name, kinds[name], model, worker)
+            worker = Worker(model.name, model.family, limits.concurrent, limits.queue)
+            self.served[model.name] = Served(model.name, kinds[model.name], model, worker)
 
     def find(self, name: str | None, kind: Kind) -> Served:
         """The model of that name, or the first of that kind."""
@@ -63,10 +62,10 @@ class Shelf:
             raise invalid(f"this is a model of the kind {one.kind}; expected one of the kind {kind}", "model")
         return one
 
-    def close(self) -> None:
-        """Finish what is under way."""
+    def close(self, *, finish: bool = True) -> None:
+        """Finish what is under way, or leave it."""
         for one in self.served.values():
-            one.worker.close(self.limits.seconds)
+            one.worker.close(self.limits.seconds, finish=finish)
 
     async def infill(
         self,

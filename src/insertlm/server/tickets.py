@@ -95,8 +95,8 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
 
 
 def server_sent(data: dict[str, Any] | str, event: str | None = None) -> bytes:
-    """One event of a stream."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    """One event of a stream. In ASCII: some clients take other characters, such as U+2028, for the end of a line."""
+    text = data if isinstance(data, str) else json.dumps(data)
     return (f"event: {event}\n" if event else "").encode() + f"data: {text}\n\n".encode()
 
 

@@ -22,7 +22,7 @@ from insertlm.decoding.settings import DecodeConfig
 from insertlm.drafts import Draft, Event
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family
-from insertlm.server.errors import RefusedError
+from insertlm.server.errors import RefusedError, invalid
 
 __all__ = ["Began", "Ended", "Failed", "Job", "Message", "Worker"]
 
@@ -90,8 +90,10 @@ class Worker:
         with self._changed:
             if not self.alive:
                 raise RefusedError(503, "the server is shutting down")
-            ahead = sum(len(other.drafts) for other in self._jobs)
-            if ahead + len(job.drafts) > self.concurrent + self.queue:
+            ahead, most = sum(len(other.drafts) for other in self._jobs), self.concurrent + self.queue
+            if len(job.drafts) > most:
+                raise invalid(f"expected at most {most} texts at once, got {len(job.drafts)}")
+            if ahead + len(job.drafts) > most:
                 raise RefusedError(429, f"{ahead} texts are under way or waiting; try again later")
             self._waiting.append(job)
             self._jobs.add(job)
@@ -105,10 +107,12 @@ class Worker:
             if job in self._jobs:
                 self._gone.append(job)
 
-    def close(self, seconds: float | None = None) -> None:
-        """Finish what is there, take nothing new."""
+    def close(self, seconds: float | None = None, *, finish: bool = True) -> None:
+        """Take nothing new, and finish what is there, or leave it."""
         with self._changed:
             self._closing = True
+            if not finish:
+                self._gone += self._jobs
             self._changed.wait_for(lambda: self._thread is None, seconds)
 
     def _run(self) -> None:

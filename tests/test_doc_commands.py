@@ -138,7 +138,7 @@ def check_insertlm(arguments: list[str]) -> None:
     except InsertlmError as error:  # the name of a command is fine
         assert "arguments are required" in str(error) and " ".join(plain) in OVERRIDES, error
         return
-    cli._refuse_unknown(parsed.command, rest, overrides)
+    cli._refuse_unknown(parsed, rest, overrides)
     if parsed.command == "train" and parsed.recipe.parts[0] == "recipes":
         load_recipe(ROOT / parsed.recipe, overrides)
 

@@ -216,7 +216,7 @@ def test_an_it_fills_in_and_an_arm_goes_on() -> None:
         ),
         (
             Request("___", max_length=2, required=["wolf"]),
-            "the required ids [32, 119, 111, 108, 102] do not fit into any gap",
+            "the required 'wolf' has 5 tokens; the largest blank takes 2",
         ),
     ],
 )

@@ -59,6 +59,12 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
 _count, _seed = _whole(1, 10**9), _whole(0, (1 << 62) - 1)
 
 
+def _folder(text: str) -> Path:
+    if not text:  # a variable that is not set
+        raise argparse.ArgumentTypeError("expected a folder, got an empty name")
+    return Path(text)
+
+
 def _one_of(*known: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in known:
@@ -126,7 +132,9 @@ def _add_train(subparsers: Any) -> None:
     note = "--SECTION.KEY VALUE changes the recipe, e.g. --train.steps 200 --model.width 64. Run it again to resume."
     command = _add(subparsers, "train", "train a model from a recipe", note)
     command.add_argument("recipe", type=Path, metavar="RECIPE", help="such as recipes/star_hard/ilm.yaml")
-    command.add_argument("--run", type=Path, metavar="DIR", help="run folder (default: runs/FOLDER-NAME of the recipe)")
+    command.add_argument(
+        "--run", type=_folder, metavar="DIR", help="run folder (default: runs/FOLDER-NAME of the recipe)"
+    )
     _add_device(command)
 
 
@@ -266,7 +274,9 @@ def _add_data(subparsers: Any) -> None:
     command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard, zebra or tokenizer")
     files = "tokenizer: .txt or .jsonl, also with .gz, .xz or .zst"
     command.add_argument("files", nargs="*", default=[], metavar="FILE", help=files)
-    command.add_argument("--size", type=_count, default=8192, metavar="N", help="tokenizer: of it (default: 8192)")
+    command.add_argument(
+        "--size", type=_whole(1, 10**7), default=8192, metavar="N", help="tokenizer: of it (default: 8192)"
+    )
     command.add_argument("--count", type=_count, default=3, metavar="N", help="examples (default: 3)")
     command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
@@ -351,6 +361,8 @@ def _add_plot(subparsers: Any) -> None:
     timing = _add(pictures, "time", "draw NLL against the time of writing", function="plot_time")
     judged = _add(pictures, "judge", "draw the scores of a judge", function="plot_judge")
     solved = _add(pictures, "accuracy", "draw the accuracy of models on a task", function="plot_accuracy")
+    for picture in (curves, frontier, timing, judged, solved):
+        picture.set_defaults(sections=())  # nothing is decoded
     sources = ((frontier, "frontier"), (timing, "frontier"), (judged, "judge"), (solved, "RUN"))
     for picture, source in sources:
         about = f"JSON of insertlm evaluate {source}; a model or way of decoding each"

@@ -10,6 +10,7 @@ import argparse
 import io
 import os
 import shlex
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    if sys.stdout is None:  # closed, as some daemons have it
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as we run
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an arrow that a terminal cannot show is no reason to fail
     try:
@@ -34,8 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except InsertlmError as error:
         return _complain(str(error))
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough; what was to be done may not be
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print("insertlm: interrupted", file=sys.stderr)
         return 130
@@ -56,7 +60,7 @@ def _run(arguments: list[str]) -> None:
         return
     if parsed.command is None:
         raise InsertlmError(f"expected a command, one of {', '.join(_commands())}; see insertlm --help")
-    _refuse_unknown(parsed.command, rest, overrides)
+    _refuse_unknown(parsed, rest, overrides)
     parsed.overrides, parsed.line = overrides, shlex.join(["insertlm", *arguments])
     from insertlm import commands  # not for help and mistakes, which are answered at once
 
@@ -81,8 +85,9 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         raise InsertlmError(f"{error}; for the run folder of that name: insertlm evaluate ./{name}") from error
 
 
-def _refuse_unknown(command: str, rest: Sequence[str], overrides: Sequence[tuple[str, str]]) -> None:
-    sections = OVERRIDES[command]
+def _refuse_unknown(parsed: argparse.Namespace, rest: Sequence[str], overrides: Sequence[tuple[str, str]]) -> None:
+    command = parsed.command
+    sections = getattr(parsed, "sections", OVERRIDES[command])
     if rest:
         section = rest[0].removeprefix("--").partition("=")[0]
         hint = f"expected --{section}.KEY VALUE" if section in sections else f"see insertlm {command} --help"

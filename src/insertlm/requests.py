@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -116,7 +117,8 @@ class Task:
         _check_room(family, settings, given, bounds)
         if request.anywhere:
             given = Given.of(pieces, tokenizer, anywhere=True)  # takes long for texts that have no room anyway
-        banned, required = _banned(family, tokenizer, request), _required(family, tokenizer, request)
+        mosts = [bounds.get(gap, Bounds()).most for gap in given.places]
+        banned, required = _banned(family, tokenizer, request), _required(family, tokenizer, request, mosts)
         heads = _heads(tokenizer) if family.obedient and given.spaces else frozenset()
         return cls(given, bounds, banned, required, heads)
 
@@ -170,11 +172,15 @@ def _check_room(family: Family, settings: DecodeConfig, given: Given, bounds: Ma
         )
 
 
-def _required(family: Family, tokenizer: Tokenizer, request: Request) -> tuple[Run, ...]:
+def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Collection[int | None]) -> tuple[Run, ...]:
+    """mosts: of the blanks"""
+    largest = math.inf if None in mosts else max(most for most in mosts if most is not None)
     runs = {word: tuple(tokenizer.encode(f" {word}")) for word in request.required}
     for word, run in runs.items():
         if not word.strip() or not _can_write(family, run) or word not in tokenizer.decode(run):
             raise InsertlmError(f"the model cannot write {word!r}; expected other required words")
+        if len(run) > largest:
+            raise InsertlmError(f"the required {word!r} has {len(run)} tokens; the largest blank takes {largest}")
         if banned := [other for other in request.banned if whole_word(other).search(word)]:
             raise InsertlmError(f"{word!r} is required and {banned[0]!r} is banned; expected one of the two")
     return tuple(runs.values())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -249,7 +251,7 @@ def test_a_terminal_that_knows_no_arrows_gets_question_marks() -> None:
     assert b"?" in done.stdout
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_has_seen_enough_ends_it_as_it_ends_others() -> None:
     with subprocess.Popen(
         [*COMMAND, "data", "star-hard", "--count", "2000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -257,7 +259,23 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=30) == 128 + signal.SIGPIPE
+
+
+def test_results_are_kept_though_nobody_reads_of_them(tmp_path: Path) -> None:
+    out = tmp_path / "scores.json"
+    command = [*COMMAND, "evaluate", RUN, "--count", "2", "--device", "cpu", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert json.loads(out.read_text(encoding="utf-8"))["count"] == 2
+
+
+def test_standard_output_may_be_closed() -> None:
+    shell = shlex.join([*COMMAND, "generate", RUN, "--count", "1", "--device", "cpu"]) + " >&-"
+    done = subprocess.run(shell, shell=True, check=False, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_interrupting_is_one_line_and_code_130(
@@ -282,4 +300,8 @@ def test_a_tokenizer_from_text(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = tmp_path / "tokenizer.json"
     told = output(capsys, "data", "tokenizer", str(tmp_path / "a.txt"), "--size", "270", "--out", str(out))
     assert told == f"wrote {out}: 270 tokens\n"
+    (tmp_path / "b.jsonl").write_text('{"body": "the cat"}\n{\n')
+    assert main(["data", "tokenizer", str(tmp_path / "b.jsonl"), "--out", str(out)]) == 2
+    assert "no usable document in" in capsys.readouterr().err
+    assert load_tokenizer(str(out)).size == 270  # the one that was there
     assert load_tokenizer(str(out)).size == 270

@@ -96,6 +96,15 @@ def test_several_models_write_the_same_examples(capsys: pytest.CaptureFixture[st
     assert [panel.marks is not None for panel in panels] == [True, True]
 
 
+def test_a_model_of_text_writes_from_nothing_and_is_not_judged(
+    capsys: pytest.CaptureFixture[str], panels: list[Panel]
+) -> None:
+    output(capsys, "plot", "trajectory", "stories-mini", "--count", "2", "--seed", "3", "--decode.max_steps", "4")
+    [(written, marks, _)] = panels
+    assert [(path.prefix, len(path.ids)) for path in written] == [([], 4), ([], 4)]
+    assert marks is None
+
+
 def test_training_curves_over_steps_and_time(capsys: pytest.CaptureFixture[str], curves: list[Curve]) -> None:
     output(capsys, "plot", "training", RUN, "--over", "steps")
     output(capsys, "plot", "training", RUN)

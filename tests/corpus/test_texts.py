@@ -53,6 +53,11 @@ def test_another_field(tmp_path: Path) -> None:
         ("a.jsonl", b"[1]\n", r"line 1: expected a JSON object, got \[1\]"),
         ("a.jsonl", b'{"story": "x"}\n', "line 1: expected a text under 'text', got {'story'"),
         ("a.jsonl", b'{"text": 5}\n', "line 1: expected a text under 'text'"),
+        (
+            "a.jsonl",
+            b'{"text": "x \\ud83c\\udf89"}\n{"text": "x \\uD800 y"}\n',
+            "line 2: not Unicode; expected no half",
+        ),
         ("a.txt.xz", b"plain", "cannot be unpacked"),
         ("a.txt.xz", lzma.compress(b"x" * 999)[:-20], "cannot be unpacked"),
         ("a.txt.gz", gzip.compress(b"x" * 999)[:-9], "cannot be unpacked"),

@@ -310,3 +310,21 @@ def test_bad_results_for_pictures(complaint: Run) -> None:
     assert complaint("plot", "frontier", "c.json") == "c.json: expected a result of insertlm evaluate frontier"
     write_record("d.json", "ILM", points=[])
     assert "nothing to draw" in complaint("plot", "frontier", "d.json")
+
+
+@pytest.mark.parametrize(
+    ("picture", "record", "line"),
+    [
+        ("frontier", '{"points": []}', "Object missing required field `label`"),
+        ("time", '{"points": 5, "label": "a", "evaluator": "e"}', "Expected `array`, got `int` - at `$.points`"),
+        ("frontier", '{"points": [{}], "label": "a", "evaluator": "e"}', "Object missing required field `settings`"),
+        ("judge", '{"rubrics": {}, "label": "a", "judge": "j"}', "Expected `object` of length >= 1"),
+        ("judge", '{"rubrics": {"x": {}}, "label": "a", "judge": "j"}', "Object missing required field `score`"),
+        ("judge", '{"rubrics": {"x": {"score": NaN, "error": 0}}, "label": "a", "judge": "j"}', "not JSON"),
+    ],
+)
+def test_what_only_resembles_a_result_is_named(complaint: Run, picture: str, record: str, line: str) -> None:
+    Path("x.json").write_text(record)
+    told = complaint("plot", picture, "x.json")
+    assert told.startswith(f"x.json: {line}")
+    assert "expected a result of insertlm evaluate" in told

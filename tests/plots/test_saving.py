@@ -44,15 +44,15 @@ def test_save_takes_a_string(tmp_path: Path) -> None:
     [
         ("a.bmp", "unknown suffix '.bmp'; expected .png, .svg, .pdf"),
         ("a", "unknown suffix ''; expected .png, .svg, .pdf"),
-        ("missing/a.png", "No such file or directory"),
-        ("file/a.svg", "Not a directory"),
+        ("missing/a.png", "there is no folder {0}/missing"),
+        ("file/a.svg", "there is no folder {0}/file"),
     ],
 )
 def test_what_cannot_be_saved_is_one_line(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InsertlmError) as caught:
         save(graph_figure(EDGES, 1, 4), tmp_path / name)
-    assert str(caught.value) == f"cannot write {tmp_path / name}: {reason}"
+    assert str(caught.value) == f"cannot write {tmp_path / name}: {reason.format(tmp_path)}"
 
 
 # --- Without matplotlib

@@ -125,6 +125,11 @@ def test_a_recipe_names_files_and_tokenizer(folder: Path) -> None:
         ({"blok": 3}, "task.blok: unknown key; did you mean block?"),
         ({"block": 4000}, "recipe: the task has rows of 4002 tokens; model.max_length is 2048"),
         ({"train": 3.5}, "task.train: expected str or array, got 3.5"),
+        (
+            {"share": 0.5},
+            "task: share is 0.5 for each of validation and test; expected less than 1 in all, for the rest is to learn "
+            "from",
+        ),
     ],
 )
 def test_mistakes_in_a_recipe(folder: Path, task: dict[str, Any], line: str) -> None:

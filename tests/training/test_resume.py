@@ -262,7 +262,7 @@ def test_a_run_that_goes_on_does_not_begin_again(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     recipe = recipe_of(steps=2, start="star-hard-mini")
-    with pytest.raises(InsertlmError, match=r"train.start star-hard-mini: a checkpoint of another architecture: "):
+    with pytest.raises(InsertlmError, match=r"train\.start: star-hard-mini: a checkpoint of another architecture: "):
         train(recipe, tmp_path, CPU, quiet())
     with pytest.raises(InsertlmError, match="nowhere: no model there"):
         train(recipe_of(start="nowhere"), tmp_path, CPU, quiet())

@@ -153,7 +153,7 @@ def test_a_run_does_not_begin_with_a_model_of_another_vocabulary(folder: Path, k
         train_bpe(STORIES, 280).save(folder / "tokenizer.json")
     recipe = recipe_of(folder)
     recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, start=place))
-    with pytest.raises(InsertlmError, match=rf"train\.start {place}: has another tokenizer than .*tokenizer\.json"):
+    with pytest.raises(InsertlmError, match=rf"train\.start: {place}: has another tokenizer than .*tokenizer\.json"):
         train(recipe, folder / "second", CPU, quiet())
 
 
@@ -171,3 +171,11 @@ def test_a_corpus_without_a_document_ends_in_one_line(folder: Path, capsys: pyte
     (folder / "a.jsonl").write_text("{\n")
     with pytest.raises(InsertlmError, match="no usable document: 1 lines hold no document"):
         train(recipe_of(folder), folder / "run", CPU, quiet())
+    assert not (folder / "run").exists()
+
+
+def test_that_nothing_is_left_for_validation_is_known_before_the_first_step(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"text": "The cat sat."}\n')
+    with pytest.raises(InsertlmError, match="no document for the validation split"):
+        train(recipe_of(folder), folder / "run", CPU, quiet())
+    assert not (folder / "run").exists()

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from insertlm.decoding.settings import DecodeConfig, Prompt
     from insertlm.training.distributed import Processes
 
-__all__ = ["family_of", "labels_of", "load_model", "prompts_of", "settings_of", "solved_of", "task_named", "write"]
+__all__ = [
+    "family_of",
+    "fresh_prompts",
+    "labels_of",
+    "load_model",
+    "prompts_of",
+    "settings_of",
+    "solved_of",
+    "task_named",
+    "write",
+]
 
 _BATCH = 64  # sequences that are written at once
 
@@ -59,6 +69,17 @@ def prompts_of(examples: Examples, seed: int) -> list[Prompt]:
     from insertlm.decoding.settings import Prompt
 
     return [Prompt(example.prefix, seed + number) for number, example in enumerate(examples)]
+
+
+def fresh_prompts(task: Task, count: int, seed: int) -> tuple[list[Prompt], Examples | None]:
+    """Examples that nobody has seen, and their prompts; empty ones for a task that starts from nothing, and then there
+    are no right answers."""
+    from insertlm.decoding.settings import Prompt
+
+    if not task.longest_prefix:
+        return [Prompt([], seed + number) for number in range(count)], None
+    examples = task.examples("test", count, seed)
+    return prompts_of(examples, seed), examples
 
 
 def write(

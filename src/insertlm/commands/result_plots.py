@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -27,17 +27,17 @@ _FAMILIAR = {"points": "evaluate frontier", "rubrics": "evaluate judge", "sequen
 def plot_frontier(args: Namespace) -> None:
     from insertlm.plots import frontier_figure, save
 
-    records = _read(args.files, "points", "evaluator")
-    data = next((found for record in records if (found := record.get("data"))), None)
-    point = (data["entropy"], data["nll"]) if data else None
-    save(frontier_figure(_traces(records, "entropy"), point), args.out)
+    sweeps = _read(args.files, "points", _Sweep)
+    data = next((sweep.data for sweep in sweeps if sweep.data), None)
+    point = (data.entropy, data.nll) if data else None
+    save(frontier_figure(_traces(sweeps, "entropy"), point), args.out)
     print(f"wrote {args.out}")
 
 
 def plot_time(args: Namespace) -> None:
     from insertlm.plots import save, timing_figure
 
-    save(timing_figure(_traces(_read(args.files, "points", "evaluator"), "seconds")), args.out)
+    save(timing_figure(_traces(_read(args.files, "points", _Sweep), "seconds")), args.out)
     print(f"wrote {args.out}")
 
 
@@ -45,10 +45,9 @@ def plot_judge(args: Namespace) -> None:
     from insertlm.plots import Judged, judge_figure, save
 
     models = []
-    for record in _read(args.files, "rubrics", "judge"):
-        rubrics = record["rubrics"].items()
-        scores = {name: None if found["score"] is None else (found["score"], found["error"]) for name, found in rubrics}
-        models.append(Judged(record["label"], scores))
+    for each in _read(args.files, "rubrics", _Verdicts):
+        found = each.rubrics.items()
+        models.append(Judged(each.label, {name: None if r.score is None else (r.score, r.error) for name, r in found}))
     save(judge_figure(models), args.out)
     print(f"wrote {args.out}")
 
@@ -56,9 +55,8 @@ def plot_judge(args: Namespace) -> None:
 def plot_accuracy(args: Namespace) -> None:
     from insertlm.plots import Result, accuracy_figure, save
 
-    records = [_record(path, "sequence_accuracy") for path in args.files]
-    found = [_evaluation(path, record) for path, record in zip(args.files, records, strict=True)]
-    _refuse_to_mix(args.files, records, "split", "on")
+    found = [_result(path, "sequence_accuracy", _Evaluation) for path in args.files]
+    _refuse_to_mix(args.files, [each.split for each in found], "split", "on")
     labels = [_label(each, found) for each in found]
     results = [
         Result(label, each.sequence_accuracy, each.count, each.sizes)
@@ -90,13 +88,6 @@ class _Evaluation(msgspec.Struct):
         return self.family.upper() or self.model
 
 
-def _evaluation(path: Path, record: dict[str, Any]) -> _Evaluation:
-    try:
-        return msgspec.convert({**record, "sizes": _by_size(record)}, _Evaluation)
-    except msgspec.ValidationError as error:
-        raise InsertlmError(f"{path}: {error}; {_expected('sequence_accuracy')}") from error
-
-
 def _label(each: _Evaluation, found: Sequence[_Evaluation]) -> str:
     """The family, the model if the family has several, and what was decoded otherwise than by others of the family."""
     kin = [other for other in found if other.name == each.name]
@@ -112,24 +103,64 @@ def _by_size(record: dict[str, Any]) -> dict[tuple[int, int], Any]:
     return {(int(match[1]), int(match[2])): share for match, share in matches if match}
 
 
-# --- Sweeps
+# --- Sweeps and judges
 
 
-def _traces(records: Sequence[dict[str, Any]], x: str) -> list[Trace]:
+class _Summary(msgspec.Struct):
+    nll: float
+    entropy: float
+
+
+class _Point(msgspec.Struct):
+    """summary: None if all texts are empty"""
+
+    settings: Annotated[dict[str, Any], msgspec.Meta(min_length=1)]
+    seconds_per_text: float
+    summary: _Summary | None
+
+
+class _Sweep(msgspec.Struct):
+    label: str
+    evaluator: str
+    points: list[_Point]
+    data: _Summary | None = None
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        """What its lines are called."""
+        return self.label, *(key for point in self.points[:1] for key in point.settings)
+
+
+class _Rubric(msgspec.Struct):
+    score: float | None
+    error: float
+
+
+class _Verdicts(msgspec.Struct):
+    label: str
+    judge: str
+    rubrics: Annotated[dict[str, _Rubric], msgspec.Meta(min_length=1)]
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+
+def _traces(sweeps: Sequence[_Sweep], x: str) -> list[Trace]:
     """A line through points that differ in the first key of a sweep only; its label tells the others. x: entropy or
     seconds"""
     from insertlm.plots import Trace
 
     traces = []
-    for record in records:
+    for sweep in sweeps:
         lines = defaultdict(list)
-        for point in record["points"]:
-            (key, value), *others = point["settings"].items()
-            if (found := point["summary"]) is not None:
-                place = found["entropy"] if x == "entropy" else point["seconds_per_text"]
+        for point in sweep.points:
+            (key, value), *others = point.settings.items()
+            if (found := point.summary) is not None:
+                place = found.entropy if x == "entropy" else point.seconds_per_text
                 fixed = ", ".join(f"{name} {other}" for name, other in others)
-                label = f"{record['label']}{f' ({fixed})' if fixed else ''}, {key}"
-                lines[label].append((place, found["nll"], f"{value}"))
+                label = f"{sweep.label}{f' ({fixed})' if fixed else ''}, {key}"
+                lines[label].append((place, found.nll, f"{value}"))
         traces += [Trace(label, *zip(*line, strict=True)) for label, line in lines.items()]
     if not traces:
         raise InsertlmError("nothing to draw: all texts of all points are empty")
@@ -139,20 +170,24 @@ def _traces(records: Sequence[dict[str, Any]], x: str) -> list[Trace]:
 # --- Reading
 
 
-def _read(files: Sequence[Path], holds: str, by: str) -> list[dict[str, Any]]:
-    """The records of one kind of evaluation, by one evaluator or judge, with labels that tell them apart."""
-    records = [_record(path, holds) for path in files]
-    _refuse_to_mix(files, records, by, "by")
-    labels = _told_apart([record["label"] for record in records], [_name(record) for record in records], files)
-    return [{**record, "label": label} for record, label in zip(records, labels, strict=True)]
+_Told = TypeVar("_Told", _Sweep, _Verdicts)
+_Result = TypeVar("_Result", _Sweep, _Verdicts, _Evaluation)
 
 
-def _refuse_to_mix(files: Sequence[Path], records: Sequence[dict[str, Any]], key: str, how: str) -> None:
-    first = records[0].get(key)
-    for path, record in zip(files, records, strict=True):
-        if (other := record.get(key)) != first:
+def _read(files: Sequence[Path], holds: str, kind: type[_Told]) -> list[_Told]:
+    """The results of one kind of evaluation, by one evaluator or judge, with labels that tell them apart."""
+    found = [_result(path, holds, kind) for path in files]
+    by = "evaluator" if kind is _Sweep else "judge"
+    _refuse_to_mix(files, [getattr(each, by) for each in found], by, "by")
+    labels = _told_apart([each.label for each in found], [each.name for each in found], files)
+    return [msgspec.structs.replace(each, label=label) for each, label in zip(found, labels, strict=True)]
+
+
+def _refuse_to_mix(files: Sequence[Path], found: Sequence[str], key: str, how: str) -> None:
+    for path, other in zip(files, found, strict=True):
+        if other != found[0]:
             raise InsertlmError(
-                f"{path} was measured {how} {other}, {files[0]} {how} {first}; expected results of one {key}"
+                f"{path} was measured {how} {other}, {files[0]} {how} {found[0]}; expected results of one {key}"
             )
 
 
@@ -164,23 +199,22 @@ def _told_apart(labels: Sequence[str], names: Sequence[Any], files: Sequence[Pat
     ]
 
 
-def _name(record: dict[str, Any]) -> tuple[str, ...]:
-    """What its lines are called: the label and, of a sweep, the keys."""
-    return record["label"], *(key for point in record.get("points", [])[:1] for key in point["settings"])
-
-
-def _record(path: Path, holds: str) -> dict[str, Any]:
-    expected = _expected(holds)
+def _result(path: Path, holds: str, kind: type[_Result]) -> _Result:
+    expected = f"expected a result of insertlm {_FAMILIAR[holds]}"
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except OSError as error:
         raise InsertlmError(f"{path}: cannot be read: {reason(error)}; {expected}") from error
     except ValueError as error:
         raise InsertlmError(f"{path}: not JSON; {expected}") from error
     if not isinstance(record, dict) or holds not in record:
         raise InsertlmError(f"{path}: {expected}")
-    return record
+    try:
+        return msgspec.convert({**record, "sizes": _by_size(record)}, kind)
+    except msgspec.ValidationError as error:
+        raise InsertlmError(f"{path}: {error}; {expected}") from error
 
 
-def _expected(holds: str) -> str:
-    return f"expected a result of insertlm {_FAMILIAR[holds]}"
+def _refuse_constant(name: str) -> None:
+    """NaN and infinities, which Python would read."""
+    raise ValueError(name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from insertlm.commands.models import labels_of, load_model, prompts_of, solved_of, task_named, write
+from insertlm.commands.models import fresh_prompts, labels_of, load_model, prompts_of, solved_of, task_named, write
 from insertlm.errors import InsertlmError
 from insertlm.tasks.star import Star, edges_of
 from insertlm.tasks.zebra import Zebra, in_threes
@@ -24,19 +24,22 @@ __all__ = ["plot_graph", "plot_puzzle", "plot_training", "plot_trajectory"]
 
 def plot_trajectory(args: Namespace) -> None:
     from insertlm.api import BUNDLED, load
-    from insertlm.plots import Panel, comparison_figure, save
+    from insertlm.plots import Panel, check_place, comparison_figure, save
 
+    check_place(args.out)
     places = args.models or [BUNDLED]
     models = [load(place, args.device) for place in places]
     titles = labels_of([model.recipe for model in models], places) if len(models) > 1 else [""]
-    examples = [model.recipe.task.examples("test", args.count, args.seed) for model in models]
-    for place, theirs in zip(places, examples, strict=True):
-        if [prefix for prefix, _ in theirs] != [prefix for prefix, _ in examples[0]]:
+    asked = [fresh_prompts(model.recipe.task, args.count, args.seed) for model in models]
+    sizes = [model.recipe.task.tokenizer.size for model in models]
+    for place, (prompts, _), size in zip(places, asked, sizes, strict=True):
+        if (prompts, size) != (asked[0][0], sizes[0]):
             raise InsertlmError(f"{place} has another task than {places[0]}; expected models of one task")
     panels = []
-    for model, theirs, title in zip(models, examples, titles, strict=True):
-        written = write(model, prompts_of(theirs, args.seed), args)
-        panels.append(Panel(written, solved_of(model, written, theirs), title))
+    for model, (prompts, examples), title in zip(models, asked, titles, strict=True):
+        written = write(model, prompts, args)
+        solved = None if examples is None else solved_of(model, written, examples)
+        panels.append(Panel(written, solved, title))
     save(comparison_figure(panels, lambda token: models[0].decode([token])), args.out)
     print(f"wrote {args.out}")
 
@@ -48,7 +51,9 @@ def plot_training(args: Namespace) -> None:
 
     logs = {run: read_metrics(run / "metrics.jsonl") for run in args.runs}
     if silent := [str(run) for run, log in logs.items() if not accuracies(log)]:
-        raise InsertlmError(f"no validation in {', '.join(silent)}; expected runs with train.validate_every above 0")
+        raise InsertlmError(
+            f"no validation accuracy in {', '.join(silent)}; expected runs of tasks, with train.validate_every above 0"
+        )
     recipes = {run: load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs}  # seeds share a label
     stages = _stages(recipes)
     lasts = [last for *_, last in stages]  # an ILM that began with an ARM is an ILM
@@ -95,8 +100,9 @@ def _joined(logs: Sequence[Sequence[Measure]], *, over_steps: bool) -> tuple[lis
 
 
 def plot_graph(args: Namespace) -> None:
-    from insertlm.plots import graph_figure, save
+    from insertlm.plots import check_place, graph_figure, save
 
+    check_place(args.out)
     if args.name and args.model:
         raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
     model = load_model(args) if args.model else None
@@ -111,8 +117,9 @@ def plot_graph(args: Namespace) -> None:
 
 
 def plot_puzzle(args: Namespace) -> None:
-    from insertlm.plots import Written, puzzle_figure, save
+    from insertlm.plots import Written, check_place, puzzle_figure, save
 
+    check_place(args.out)
     model = load_model(args)
     task = model.recipe.task
     if not isinstance(task, Zebra):

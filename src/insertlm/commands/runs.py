@@ -9,12 +9,13 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from insertlm.commands.models import family_of, load_model, prompts_of, settings_of, solved_of, task_named, write
+from insertlm.commands.models import family_of, fresh_prompts, load_model, settings_of, solved_of, task_named, write
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.files import check_writable, reason, write_atomically
@@ -76,10 +77,11 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
         scores = evaluate_family(model.family, task, examples, settings, size, advance, processes)
     if not processes.first:
         return
-    _print_scores(scores, model, args)
-    if out:
+    if out:  # before anything is printed, for the reader may be gone
         record = _record(scores, model, settings, args)
         write_atomically(out, f"{json.dumps(record, indent=2)}\n".encode())
+    _print_scores(scores, model, args)
+    if out:
         print(f"wrote {out}")
 
 
@@ -98,11 +100,8 @@ def _generate(args: Namespace, processes: Processes) -> None:
     examples = None
     if args.prompt is not None:
         prompts = [Prompt(task.parse_prompt(args.prompt), args.seed)]
-    elif task.longest_prefix:
-        examples = task.examples("test", count, args.seed)
-        prompts = prompts_of(examples, args.seed)
     else:
-        prompts = [Prompt([], args.seed + number) for number in range(count)]
+        prompts, examples = fresh_prompts(task, count, args.seed)
     start = time.perf_counter()
     written = write(model, prompts, args, processes)
     seconds = time.perf_counter() - start
@@ -129,6 +128,8 @@ def data(args: Namespace) -> None:
     if args.files:
         raise InsertlmError(f"unknown argument {args.files[0]}; see insertlm data --help")
     task = task_named(args.name)
+    if args.out is not None:
+        check_writable(args.out)
     examples = task.examples(args.split, args.count, args.seed)
     if args.out is None:
         print("\n\n".join(task.render(example) for example in examples))
@@ -165,7 +166,12 @@ def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
     if not files:
         raise InsertlmError("data tokenizer: expected one or more files of text")
     check_writable(out)
-    tokenizer = train_bpe(texts(map(source_of, files)), size)
+    found = texts(map(source_of, files))
+    first = next(found, None)
+    if first is None:
+        line = 'expected a text a line, in .jsonl as {"text": …}'
+        raise InsertlmError(f"no usable document in {', '.join(files)}; {line}")
+    tokenizer = train_bpe(chain([first], found), size)
     tokenizer.save(out)
     print(f"wrote {out}: {tokenizer.size:,} tokens")
 

@@ -38,6 +38,8 @@ def read_records(path: Path, count: int | None = None) -> list[dict[str, Any]]:
             raise InsertlmError(f"{path}, line {number}: expected a JSON object, got {_shown(line)}") from error
         if not isinstance(record, dict):
             raise InsertlmError(f"{path}, line {number}: expected a JSON object, got {_shown(record)}")
+        if "\\ud" in line.lower() and not _is_unicode(record):
+            raise InsertlmError(f"{path}, line {number}: not Unicode; expected no half of a surrogate pair alone")
         records.append(record)
     return records
 
@@ -69,6 +71,14 @@ def _lines(path: Path) -> list[str]:
     if not lines:
         raise InsertlmError(f"{path}: is empty; expected a text a line")
     return lines
+
+
+def _is_unicode(record: dict[str, Any]) -> bool:
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _shown(value: Any) -> str:

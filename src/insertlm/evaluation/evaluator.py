@@ -207,7 +207,8 @@ def find_model(name: str) -> Path | None:
         if len(found) > 1 and not (path / "config.json").is_file():
             raise InsertlmError(f"{name}: several models; expected the name of one, such as {found[0]}")
         return found[0] if found and not (path / "config.json").is_file() else path
-    if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
+    local = path.is_absolute() or path.suffix == ".gguf" or name.startswith((".", "~")) or name.count("/") > 1
+    if path.exists() or local or not name:
         raise InsertlmError(f"{name}: no model there; expected a folder, a .gguf file or a name on the hub")
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from insertlm.plots.accuracy import Result, accuracy_figure
-from insertlm.plots.figure import save
+from insertlm.plots.figure import check_place, save
 from insertlm.plots.frontier import frontier_figure
 from insertlm.plots.graph import graph_figure
 from insertlm.plots.judging import Judged, judge_figure
@@ -21,6 +21,7 @@ __all__ = [
     "Trace",
     "Written",
     "accuracy_figure",
+    "check_place",
     "comparison_figure",
     "frontier_figure",
     "graph_figure",

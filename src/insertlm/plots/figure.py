@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from insertlm.errors import InsertlmError
-from insertlm.files import write_atomically
+from insertlm.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,7 @@ __all__ = [
     "STYLES",
     "blank",
     "chart",
+    "check_place",
     "draw_box",
     "draw_mark",
     "draw_order_bar",
@@ -155,11 +156,17 @@ def readable_on(fill: str) -> str:
     return INK if luminance > 0.22 else "white"
 
 
+def check_place(path: Path) -> None:
+    """Whether a figure can be written there, before it takes time to make."""
+    if path.suffix.lower() not in FORMATS:
+        raise InsertlmError(f"cannot write {path}: unknown suffix {path.suffix!r}; expected {', '.join(FORMATS)}")
+    check_writable(path)
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure; the suffix (.png, .svg, .pdf) chooses the format."""
     path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise InsertlmError(f"cannot write {path}: unknown suffix {path.suffix!r}; expected {', '.join(FORMATS)}")
+    check_place(path)
     picture = io.BytesIO()
     figure.savefig(picture, dpi=200, format=path.suffix[1:].lower())
     write_atomically(path, picture.getvalue())

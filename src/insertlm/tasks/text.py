@@ -70,6 +70,18 @@ class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
     detokenise: Detokeniser = "none"  # lm1b: join its tokens to plain text
     sample: Count = 1000  # documents of a split that a validation, or an evaluation, looks at
 
+    def __post_init__(self) -> None:
+        if len(self._drawn) * self.share >= 1:
+            raise ValueError(
+                f"share is {self.share} for each of {' and '.join(self._drawn)}; expected less than 1 in all, for the "
+                "rest is to learn from"
+            )
+
+    @property
+    def _drawn(self) -> list[str]:
+        """The splits that get a share of the training files."""
+        return [split for split in ("validation", "test") if not getattr(self, split)]
+
     @property
     def tokenizer(self) -> SubwordTokenizer:
         return load_tokenizer(self.vocabulary)
@@ -106,13 +118,13 @@ class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
         if split != "train" and own:
             shares: tuple[tuple[str, float], ...] = ((split, 1.0),)
         else:
-            own = self.train
-            drawn = [other for other in ("validation", "test") if not getattr(self, other)]
+            own, drawn = self.train, self._drawn
             shares = (("train", 1 - len(drawn) * self.share), *((other, self.share) for other in drawn))
         options = Options(self.block, self.documents, self.detokenise, self.longer, self.excerpts, shares)
         store = _open((own,) if isinstance(own, str) else own, self.vocabulary, options)[split]
         if not len(store):
-            raise InsertlmError(f"no document for the {split} split; expected more documents or a larger task.share")
+            size = "smaller" if split == "train" else "larger"
+            raise InsertlmError(f"no document for the {split} split; expected more documents or a {size} task.share")
         return Stored(store, self.block)
 
     def examples(self, split: Split, count: int | None = None, seed: int | None = None) -> Examples:

@@ -7,6 +7,7 @@ and one number.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -81,11 +82,12 @@ def _check(config: TrainConfig, processes: Processes) -> None:
 @contextmanager
 def _claimed(run: Path, recipe: Recipe) -> Iterator[None]:
     """Make the folder this recipe's, unless it holds a checkpoint of another, and nobody else's while this lasts."""
+    new = not run.exists()
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InsertlmError(f"cannot make the run folder {run}: {error.strerror}") from error
-    with locked(run):
+    with locked(run), _swept_away_unless_begun(run, new):
         place = run / "recipe.yaml"
         if checkpoint.latest(run / "checkpoints") is not None:
             different = [what for what in differences(recipe, load_recipe(place)) if not what.startswith(_TOPOLOGY)]
@@ -103,6 +105,17 @@ def _claimed(run: Path, recipe: Recipe) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _swept_away_unless_begun(run: Path, new: bool) -> Iterator[None]:
+    """A new folder goes again if a mistake of the recipe is found before the first step."""
+    try:
+        yield
+    except InsertlmError:
+        if new and not (run / "metrics.jsonl").exists():
+            shutil.rmtree(run)
+        raise
+
+
 class _Run:
     """One process's part in a run, from the newest checkpoint to the last step."""
 
@@ -110,6 +123,8 @@ class _Run:
         self.recipe, self.run, self.checkpoints = recipe, run, run / "checkpoints"
         self.processes = processes
         data = recipe.task.training_set()
+        if recipe.train.validate_every:
+            recipe.task.examples("validation", 1)  # if there are none, now is the time to know
         self.order = Order(len(data), recipe.train.batch_size, recipe.train.seed)
         self.step = build_step(recipe, data, self.order, processes)
         self.best: float | None = None  # validation of a checkpoint
@@ -219,7 +234,10 @@ class _Run:
         newest = checkpoint.latest(self.checkpoints)
         if newest is None:
             if self.recipe.train.start:
-                self._begin_with(self.recipe.train.start)
+                try:
+                    self._begin_with(self.recipe.train.start)
+                except InsertlmError as error:
+                    raise InsertlmError(f"train.start: {error}") from error
             return 0
         self.step.load(checkpoint.Parts(newest))
         best = checkpoint.best(self.checkpoints)
@@ -231,14 +249,14 @@ class _Run:
 
         folder, task = find(name), self.recipe.task
         if isinstance(task, Text) and not task.keeps(folder):
-            raise InsertlmError(f"train.start {name}: has another tokenizer than {task.vocabulary}")
+            raise InsertlmError(f"{name}: has another tokenizer than {task.vocabulary}")
         other, weights = load_recipe(folder / "recipe.yaml"), read_weights(folder)[0]
         if not isinstance(task, Text) and not isinstance(other.task, Text):
             weights = _renumbered(weights, task.tokenizer.ids_in(other.task.tokenizer))
         try:
             self.step.begin_with(weights, akin=type(other.family) is not type(self.recipe.family))
         except InsertlmError as error:
-            raise InsertlmError(f"train.start {name}: {error}") from error
+            raise InsertlmError(f"{name}: {error}") from error
 
 
 def _renumbered(weights: Mapping[str, Tensor], ids: Sequence[int | None]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def differences(a: Path, b: Path) -> list[str]:
     for part, named in states[0].items():
         found += [f"{part}: {name}" for name, x in named.items() if not torch.equal(x, states[1][part][name])]
     logs = [[line for line in _lines(run) if line.pop("steps_per_second", 1)] for run in (a, b)]
-    return found + [f"step {x['step']} of the log" for x, y in zip(*logs, strict=True) if x != y]
+    return found + [f"line {n} of the log" for n, (x, y) in enumerate(zip_longest(*logs), start=1) if x != y]
 
 
 def _last(run: Path) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import lzma
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +36,22 @@ def test_a_line_is_a_document_however_it_is_packed(tmp_path: Path, suffix: str) 
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACKERS[suffix]("one é\r\n\n  \ntwo".encode()))
     assert documents(path) == [Document(1, "one é".encode()), Document(4, b"two")]
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_a_mark_of_the_byte_order_is_no_text(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACKERS[suffix](codecs.BOM_UTF8 + b"one\ntwo \xef\xbb\xbf\n"))
+    assert documents(path) == [Document(1, b"one"), Document(2, b"two \xef\xbb\xbf")]
+
+
+def test_what_repeats_itself_is_unpacked_as_fast_as_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(PACKERS[".zst"](b"the cat sat on the mat\n" * 1_000_000))
+    start = time.process_time()
+    with source_of(str(path)).opened(0, float("inf")) as reader:
+        assert sum(1 for _ in reader.documents()) == 1_000_000
+    assert time.process_time() - start < 15  # about one second; copying what is left at every read took minutes
 
 
 def test_packed_files_may_be_joined(tmp_path: Path) -> None:

@@ -190,6 +190,17 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch:
         open_store([written(tmp_path)], TOKENIZER, Options(block=9))
 
 
+@pytest.mark.parametrize("name", ["tokens-all.bin", "offsets-all.bin"])
+def test_a_store_that_was_cut_is_named(tmp_path: Path, cache: Path, name: str) -> None:
+    source = written(tmp_path)
+    open_store([source], TOKENIZER, Options(block=200))
+    [file] = cache.glob(f"*/{name}")
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[: size // 2])
+    with pytest.raises(InsertlmError, match=f"{name}: expected {size} bytes; remove {file.parent} to have"):
+        open_store([source], TOKENIZER, Options(block=200))
+
+
 def test_excerpts_are_sentences_in_a_row_beside_their_documents(tmp_path: Path) -> None:
     stories = [f"The cat {i} sat. Then the dog {i} ran! The mat {i} was red. It was {i}." for i in range(120)]
     plain, more = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import lzma
@@ -22,6 +23,8 @@ AS_JSONL = "".join(json.dumps({"id": 7, "text": text}) + "\n" for text in TEXTS)
     [
         ("a.txt", AS_TXT),
         ("a.txt", AS_TXT[:-1]),
+        ("a.txt", codecs.BOM_UTF8 + AS_TXT),
+        ("a.jsonl", codecs.BOM_UTF8 + AS_JSONL),
         ("a.txt", AS_TXT.replace(b"\n", b"\r\n")),
         ("a.jsonl", AS_JSONL),
         ("a.txt.xz", lzma.compress(AS_TXT)),

@@ -262,8 +262,13 @@ def test_a_run_that_goes_on_does_not_begin_again(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     recipe = recipe_of(steps=2, start="star-hard-mini")
+    with pytest.raises(InsertlmError, match=r"train\.start: star-hard-mini: has 4 heads, expected 2"):
+        train(recipe, tmp_path, CPU, quiet())  # their weights may have the same shapes
+    recipe = msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, heads=4))
     with pytest.raises(InsertlmError, match=r"train\.start: star-hard-mini: a checkpoint of another architecture: "):
         train(recipe, tmp_path, CPU, quiet())
+    with pytest.raises(InsertlmError, match=r"train\.start: stories-mini: .*(heads|text)"):
+        train(recipe_of(steps=2, start="stories-mini"), tmp_path, CPU, quiet())
     with pytest.raises(InsertlmError, match="nowhere: no model there"):
         train(recipe_of(start="nowhere"), tmp_path, CPU, quiet())
 

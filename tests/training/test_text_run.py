@@ -19,6 +19,7 @@ from insertlm.config import Recipe, parse_recipe
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.losses import mean_losses
 from insertlm.subwords import train_bpe
+from insertlm.tasks import text
 from insertlm.training import checkpoint
 from insertlm.training import rows as module
 from insertlm.training.distributed import Processes
@@ -101,6 +102,18 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(folder: Path, monkeypa
         assert all(torch.equal(tensor, b[part][name]) for name, tensor in tensors.items())
 
 
+def test_a_run_does_not_go_on_with_other_texts(folder: Path) -> None:
+    recipe, run = recipe_of(folder), folder / "run"
+    train(recipe, run, CPU, quiet())
+    (folder / "a.jsonl").touch()  # the same texts again
+    text._open.cache_clear()
+    train(recipe, run, CPU, quiet())
+    text._open.cache_clear()
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": story}) + "\n" for story in STORIES[:40]))
+    with pytest.raises(InsertlmError, match="its training texts have changed since it began; choose another --run"):
+        train(recipe, run, CPU, quiet())
+
+
 def share(folder: Path, parallel: str, processes: Processes) -> None:
     train(recipe_of(folder, parallel=parallel), folder / parallel, processes, quiet())
 
@@ -158,13 +171,14 @@ def test_a_run_does_not_begin_with_a_model_of_another_vocabulary(folder: Path, k
 
 
 def test_the_loss_of_a_validation_is_the_same_every_time_and_hardly_depends_on_the_batch(folder: Path) -> None:
-    recipe = recipe_of(folder)
-    family = build_family(recipe).eval()
-    examples = recipe.task.examples("train", 12)
-    one, again, other = (mean_losses(family, examples, size, halved=False, processes=CPU) for size in (4, 4, 5))
-    assert one == again
-    assert one.keys() == {"loss", "token_loss", "stop_loss"}
-    assert one == pytest.approx(other, rel=1e-5)
+    for name, parts in (("ilm", {"loss", "token_loss", "stop_loss"}), ("arm", {"loss", "token_loss"})):
+        recipe = recipe_of(folder, {"name": name})
+        family = build_family(recipe).eval()
+        examples = recipe.task.examples("train", 12)
+        one, again, other = (mean_losses(family, examples, size, halved=False, processes=CPU) for size in (4, 4, 5))
+        assert one == again
+        assert one.keys() == parts
+        assert one == pytest.approx(other, rel=1e-5)
 
 
 def test_a_corpus_without_a_document_ends_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

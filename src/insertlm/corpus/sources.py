@@ -16,6 +16,7 @@ right there; a compressed one has to be unpacked up to there, which takes far le
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -242,7 +243,8 @@ class _FileReader:
         with self._reading():
             while self._line and not (self.place >= end and self._may_begin()):
                 self.lines += 1
-                yield Document(self.lines, self._line.rstrip(b"\r\n"))
+                data = self._line if self.place else self._line.removeprefix(codecs.BOM_UTF8)
+                yield Document(self.lines, data.rstrip(b"\r\n"))
                 self._next()
 
     def _next(self) -> None:

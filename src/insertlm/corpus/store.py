@@ -44,6 +44,7 @@ __all__ = ["Encoder", "Longer", "Manifest", "Options", "Store", "cache_folder", 
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
+_SAMPLE = 4096  # tokens that a fingerprint knows, about
 _ATTEMPTS = 10  # at pieces that go away meanwhile; a network's file system may not show at once what became of them
 
 
@@ -77,6 +78,13 @@ class Store:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the documents do: it knows how many there are, their lengths, and tokens here and there."""
+        digest = hashlib.sha256(self.offsets.tobytes())
+        digest.update(self.tokens[:: max(1, len(self.tokens) // _SAMPLE)].astype(np.uint32).tobytes())
+        return digest.hexdigest()
 
     def padded(self, documents: NDArray[np.int64], width: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids [N, width], 0 beyond a document's length, and lengths [N]."""
@@ -122,8 +130,13 @@ def _key(sources: Sequence[Source], tokenizer: SubwordTokenizer, options: Option
 def _mapped(place: Path, split: str, manifest: Manifest) -> Store:
     if not manifest.documents[split]:
         return Store(np.empty(0, np.uint16), np.zeros(1, np.int64))
-    tokens = np.memmap(place / f"tokens-{split}.bin", manifest.dtype, "r")
-    return Store(tokens, np.memmap(place / f"offsets-{split}.bin", np.int64, "r"))
+    parts = ("tokens", manifest.dtype, manifest.tokens[split]), ("offsets", "int64", manifest.documents[split] + 1)
+    for name, kind, count in parts:
+        file, size = place / f"{name}-{split}.bin", count * np.dtype(kind).itemsize
+        if not file.is_file() or file.stat().st_size != size:
+            raise InsertlmError(f"{file}: expected {size} bytes; remove {place} to have the texts tokenised again")
+    tokens, offsets = (np.memmap(place / f"{name}-{split}.bin", kind, "r") for name, kind, _ in parts)
+    return Store(tokens, offsets)
 
 
 def _remove(folder: Path) -> None:

@@ -4,6 +4,7 @@ bad line is an error.
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def _lines(path: Path) -> list[str]:
     """Split at line ends alone: a text may hold any other character that Unicode calls a line break."""
     expected = "a file of texts, .txt or .jsonl"
     with reading(path, expected), path.open("rb") as raw, unpacked(raw, path.suffix) as file:
-        data = file.read()
+        data = file.read().removeprefix(codecs.BOM_UTF8)
     lines = []
     for number, line in enumerate(data.split(b"\n"), start=1):
         try:

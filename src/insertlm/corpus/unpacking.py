@@ -65,7 +65,7 @@ class _Frames(io.RawIOBase):
     def __init__(self, raw: BinaryIO, frame: Callable[[], Any]) -> None:
         self._raw, self._frame = raw, frame
         self._open: Any = None
-        self._ready = b""
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -80,7 +80,7 @@ class _Frames(io.RawIOBase):
                 return 0
             if self._open is None or self._open.eof:
                 self._open = self._frame()
-            self._ready = self._open.decompress(data)
+            self._ready = memoryview(self._open.decompress(data))
         size = min(len(buffer), len(self._ready))
         buffer[:size], self._ready = self._ready[:size], self._ready[size:]
         return size

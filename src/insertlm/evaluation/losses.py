@@ -20,20 +20,25 @@ _SEED = 0x10557  # of the noise, the same for every model, so that runs and step
 def mean_losses(
     family: Family, examples: Examples, batch_size: int, *, halved: bool, processes: Processes
 ) -> dict[str, float]:
-    """Means of the family's losses, each example corrupted once, always in the same way. Batches count by their
-    examples. A family whose loss is a mean over tokens is so averaged batch by batch. halved: products in bfloat16"""
+    """Means of the family's losses, each example corrupted once, always in the same way, whatever the batch size.
+    halved: products in bfloat16"""
 
-    def measure(first: int) -> dict[str, float]:
+    def measure(first: int) -> dict[str, tuple[float, float]]:
+        """Sums, and what they are sums of."""
         chosen = np.arange(first, min(first + batch_size, len(examples)))
         number = torch.from_numpy(chosen)
         rows = family.rows(examples.take(chosen)).to(family.device)
         noise = Noise(_SEED, number.to(family.device), torch.zeros_like(number, device=family.device))
         with torch.autocast(family.device.type, torch.bfloat16, enabled=halved):
             losses = family.losses(rows, noise)
-        return {name: float(value) * len(chosen) for name, value in {"loss": losses.total, **losses.parts}.items()}
+        over = {name: float(count) for name, count in (losses.over or {}).items()}
+        values = {"loss": losses.total, **losses.parts}
+        counts = {name: over.get(name, len(chosen)) for name in values}
+        return {name: (float(value) * counts[name], counts[name]) for name, value in values.items()}
 
-    sums: defaultdict[str, float] = defaultdict(float)
+    sums: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for found in processes.map(measure, range(0, len(examples), batch_size)):
-        for name, value in found.items():
-            sums[name] += value
-    return {name: total / len(examples) for name, total in sums.items()}
+        for name, part in found.items():
+            sums[name].append(part)
+    totals = {name: tuple(map(sum, zip(*parts, strict=True))) for name, parts in sums.items()}
+    return {name: total / max(count, 1) for name, (total, count) in totals.items()}

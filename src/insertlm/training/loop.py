@@ -6,7 +6,6 @@ and one number.
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch import Tensor
 
 import insertlm
 from insertlm.config import Recipe, TrainConfig, differences, load_recipe, to_yaml
+from insertlm.corpus.store import Store
 from insertlm.decoding.settings import Prompt
 from insertlm.errors import InsertlmError
 from insertlm.evaluation.accuracy import accuracy, generate
@@ -29,7 +29,7 @@ from insertlm.evaluation.losses import mean_losses
 from insertlm.families.base import Family
 from insertlm.files import write_atomically
 from insertlm.tasks.base import Corpus, Examples
-from insertlm.tasks.text import Text
+from insertlm.tasks.text import Stored, Text
 from insertlm.training import checkpoint
 from insertlm.training.distributed import Processes
 from insertlm.training.metrics import MetricsLog, open_tracker
@@ -125,6 +125,8 @@ class _Run:
         data = recipe.task.training_set()
         if recipe.train.validate_every:
             recipe.task.examples("validation", 1)  # if there are none, now is the time to know
+        if isinstance(data, Stored) and processes.first:
+            self._recognise(data.store)
         self.order = Order(len(data), recipe.train.batch_size, recipe.train.seed)
         self.step = build_step(recipe, data, self.order, processes)
         self.best: float | None = None  # validation of a checkpoint
@@ -135,9 +137,18 @@ class _Run:
         kind = recipe.train.tracker if processes.first else "none"
         self.tracker = open_tracker(kind, run, msgspec.to_builtins(recipe), after)
         self.progress = _progress_bar(console if processes.first else Console(quiet=True))
-        fields: dict[str, Any] = {"loss": math.nan, "speed": 0.0}
+        fields: dict[str, Any] = {"loss": "–", "speed": "–"}
         self.bar = self.progress.add_task("train", total=recipe.train.steps, completed=self.done, **fields)
         self.logged, self.logged_at = self.done, time.monotonic()
+
+    def _recognise(self, texts: Store) -> None:
+        """A run learns from the same texts whenever it is started, or it would be that of no recipe."""
+        place = self.run / "corpus.sha256"
+        known = place.read_text() if place.is_file() and checkpoint.latest(self.checkpoints) else None
+        if known is None:
+            write_atomically(place, texts.fingerprint.encode())
+        elif known != texts.fingerprint:
+            raise InsertlmError(f"{self.run}: its training texts have changed since it began; choose another --run")
 
     def go(self) -> bool:
         """Whether the last step was reached."""
@@ -147,6 +158,7 @@ class _Run:
             while self.done < config.steps and not stopping:
                 self.step(self.done)
                 self.done += 1
+                self.progress.update(self.bar, completed=self.done)
                 stopping = self.processes.stopping()
                 saving = stopping or self._due(config.save_every)
                 validating = config.validate_every > 0 and self._due(config.validate_every)
@@ -182,7 +194,8 @@ class _Run:
         if (waited := self.step.source.waited()) is not None:
             values["data_wait"] = waited
         self._report(values)
-        self.progress.update(self.bar, completed=self.done, loss=values["loss"], speed=values["steps_per_second"])
+        speed = f"{values['steps_per_second']:.1f}"
+        self.progress.update(self.bar, loss=f"{values['loss']:.4f}", speed=speed)
         self.logged, self.logged_at = self.done, time.monotonic()
 
     def _what_went_wrong(self, step: int) -> str:
@@ -251,7 +264,11 @@ class _Run:
         if isinstance(task, Text) and not task.keeps(folder):
             raise InsertlmError(f"{name}: has another tokenizer than {task.vocabulary}")
         other, weights = load_recipe(folder / "recipe.yaml"), read_weights(folder)[0]
-        if not isinstance(task, Text) and not isinstance(other.task, Text):
+        if (theirs := other.model.heads) != (ours := self.recipe.model.heads):
+            raise InsertlmError(f"{name}: has {theirs} heads, expected {ours}, as model.heads has it")
+        if not isinstance(task, Text):
+            if isinstance(other.task, Text):
+                raise InsertlmError(f"{name}: is a model of text; expected one of tasks")
             weights = _renumbered(weights, task.tokenizer.ids_in(other.task.tokenizer))
         try:
             self.step.begin_with(weights, akin=type(other.family) is not type(self.recipe.family))
@@ -298,8 +315,8 @@ def _progress_bar(console: Console) -> Progress:
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TextColumn("{task.fields[speed]:.1f} steps/s"),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[speed]} steps/s"),
         TimeRemainingColumn(),
         console=console,
     )

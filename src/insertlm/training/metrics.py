@@ -34,7 +34,8 @@ TrackerKind = Literal["none", "tensorboard", "wandb"]
 
 
 class MetricsLog:
-    """`metrics.jsonl`, one JSON object per line, such that an interrupted run leaves the file of an undisturbed one.
+    """`metrics.jsonl`, one JSON object per line, such that a killed run leaves the file of an undisturbed one. (A run
+    that is asked to stop, by SIGTERM, has a line and a checkpoint where it stopped, and the next mean begins there.)
 
     With `resume_step` (the step of the checkpoint that training goes on from), lines of later steps are dropped: the
     run wrote them before it was killed and will write them again. None is a start from nothing, so all lines go.

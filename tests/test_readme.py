@@ -57,7 +57,9 @@ def test_the_demo_solves_fresh_hard_graphs(capsys: pytest.CaptureFixture[str]) -
     assert found and int(found[1]) >= 18
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*/*.yaml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "recipes").glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
 def test_recipes_are_valid_and_comment_every_key(path: Path) -> None:
     load_recipe(path)
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -145,7 +145,9 @@ def _add_evaluate(subparsers: Any) -> None:
     command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
     command.add_argument("--count", type=_count, metavar="N", help="examples (default: all of the split)")
     command.add_argument("--batch-size", type=_count, default=500, metavar="N", help="sequences at once (default: 500)")
-    command.add_argument("--out", type=Path, metavar="FILE", help="JSON (default: RUN/evaluation-SPLIT.json)")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="JSON (default: RUN/evaluation-SPLIT.json; none for a bundled model)"
+    )
     _add_device(command)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from insertlm.errors import InsertlmError
 
-__all__ = ["check_writable", "reason", "sync", "write_atomically", "write_durably", "writing"]
+__all__ = ["cache_folder", "check_writable", "reason", "sync", "write_atomically", "write_durably", "writing"]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -33,6 +33,13 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InsertlmError(f"cannot write {path}: {reason(error)}") from error
+
+
+def cache_folder() -> Path:
+    """$INSERTLM_CACHE, or insertlm in the user's cache."""
+    if place := os.environ.get("INSERTLM_CACHE"):
+        return Path(place)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "insertlm"
 
 
 def check_writable(path: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from insertlm.corpus import encoding, tokenising
 from insertlm.corpus import store as module
-from insertlm.corpus.store import Manifest, Options, Store, cache_folder, open_store
+from insertlm.corpus.store import Manifest, Options, Store, open_store
 from insertlm.errors import InsertlmError
+from insertlm.files import cache_folder
 from insertlm.subwords import SubwordTokenizer, load_tokenizer, train_bpe
 
 TOKENIZER = train_bpe(["the cat sat on the mat and the dog ran"] * 9, 270)

@@ -208,7 +208,7 @@ def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch, causal_model: Path) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert fails(str(causal_model)) == "evaluating texts needs transformers: pip install insertlm[text]"
+    assert fails(str(causal_model)) == "evaluating texts needs transformers: pip install 'insertlm[text]'"
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_missing_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, draw: C
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InsertlmError) as caught:
         draw()
-    assert str(caught.value) == "plots need matplotlib: pip install insertlm[plot]"
+    assert str(caught.value) == "plots need matplotlib: pip install 'insertlm[plot]'"
 
 
 def test_import_does_not_load_matplotlib() -> None:

@@ -289,5 +289,5 @@ def test_sizes_of_a_task_must_make_sense() -> None:
 def test_without_numba_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "insertlm.tasks.zebra_kernels", None)
     monkeypatch.delattr("insertlm.tasks.zebra_kernels", raising=False)
-    with pytest.raises(InsertlmError, match=r"made and solved with numba: pip install insertlm\[zebra\]"):
+    with pytest.raises(InsertlmError, match=r"made and solved with numba: pip install 'insertlm\[zebra\]'"):
         ZEBRA.examples("test", 1, 1)

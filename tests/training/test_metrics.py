@@ -226,7 +226,7 @@ def test_a_missing_package(
     monkeypatch.setitem(sys.modules, module, None)  # makes the import fail
     with pytest.raises(InsertlmError) as caught:
         open_tracker(kind, tmp_path, {})
-    assert str(caught.value) == f"{message} insertlm[log]"
+    assert str(caught.value) == f"{message} 'insertlm[log]'"
 
 
 def test_a_folder_of_earlier_runs_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

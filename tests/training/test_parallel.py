@@ -17,6 +17,7 @@ from insertlm.config import FamilyConfig
 from insertlm.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
+from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
 from insertlm.tasks.star import Star
 from insertlm.training import checkpoint
@@ -37,6 +38,7 @@ FAMILIES: dict[str, FamilyConfig] = {
     "ilm": IlmConfig(),
     "arm": ArmConfig(),
     "mdm": MdmConfig(block=TASK.longest_target),
+    "it": ItConfig(),
 }
 InProcesses = Callable[[int, Callable[[Processes], Any]], list[Any]]
 
@@ -85,6 +87,7 @@ def assert_same(found: list[dict[str, float]], expected: list[dict[str, float]])
         ("ilm", 2, False, 1),
         ("arm", 4, False, 2),
         ("mdm", 2, False, 2),
+        ("it", 2, False, 1),
         ("ilm", 2, True, 1),
         ("ilm", 4, True, 1),
         ("arm", 2, True, 2),
@@ -100,7 +103,7 @@ def test_losses_do_not_depend_on_the_processes(
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize(("family", "accumulate"), [("ilm", 8), ("arm", 2), ("mdm", 4)])
+@pytest.mark.parametrize(("family", "accumulate"), [("ilm", 8), ("arm", 2), ("mdm", 4), ("it", 4)])
 def test_losses_do_not_depend_on_the_pieces(family: str, accumulate: int) -> None:
     assert_same(losses(step_of(family, Processes(CPU), accumulate=accumulate)), losses(step_of(family)))
 

@@ -19,7 +19,6 @@ Design choices:
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,10 +36,10 @@ from insertlm.corpus.pieces import NAMED, Ids, Piece, Pieces, locked
 from insertlm.corpus.sources import Source, source_of
 from insertlm.corpus.tokenising import plan, tokenise
 from insertlm.errors import InsertlmError
-from insertlm.files import sync, write_durably, writing
+from insertlm.files import cache_folder, sync, write_durably, writing
 from insertlm.subwords import SubwordTokenizer
 
-__all__ = ["Encoder", "Longer", "Manifest", "Options", "Store", "cache_folder", "open_store"]
+__all__ = ["Encoder", "Longer", "Manifest", "Options", "Store", "open_store"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -95,13 +94,6 @@ class Store:
         ids = np.zeros(there.shape, np.int32)
         ids[there] = self.tokens[(start[:, None] + column)[there]]
         return ids, length.astype(np.int32)
-
-
-def cache_folder() -> Path:
-    """$INSERTLM_CACHE, or insertlm in the user's cache."""
-    if place := os.environ.get("INSERTLM_CACHE"):
-        return Path(place)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "insertlm"
 
 
 def open_store(

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ __all__ = ["Evaluator", "TextScore", "find_model", "load_pretrained", "model_ide
 # Logits held at once. A GPU wants large batches (1 GiB in float32); a CPU is as fast with small ones.
 _CELLS = {"cuda": 1 << 28, "cpu": 1 << 26}
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
+_MISSING = "evaluating texts needs transformers: pip install 'insertlm[text]'"
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: 
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging as transformers_log
     except ImportError as error:
-        raise InsertlmError("evaluating texts needs transformers: pip install insertlm[text]") from error
+        raise InsertlmError(_MISSING) from error
     transformers_log.set_verbosity_error()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     folder = str(place or name)
@@ -191,14 +193,17 @@ def _why(name: str, place: Path | None, error: Exception) -> str:
     if place is None:
         todo = f"fetch it where the hub can be reached (hf download {name}; HF_TOKEN for gated ones), or give a folder"
     elif isinstance(error, ImportError) or "pip install" in what:
-        todo = "expected what pip install insertlm[text] brings"
+        todo = "expected what pip install 'insertlm[text]' brings"
     else:
         todo = "expected a causal language model with its tokenizer, as transformers saves them, or as one GGUF file"
     return f"{name}: cannot be loaded: {todo}. The reason given: {what}"
 
 
 def find_model(name: str) -> Path | None:
-    """The folder or GGUF file of a local model; None for a name on the hub."""
+    """The folder or GGUF file of a local model; None for a name on the hub. Refuses, before texts are written for it,
+    what could not be loaded anyway."""
+    if find_spec("transformers") is None:
+        raise InsertlmError(_MISSING)
     path = Path(name or "nothing").expanduser()  # an empty name would be this folder
     if path.is_file() and path.suffix == ".gguf":
         return path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 FORMATS = (".png", ".svg", ".pdf")
+_MISSING = "plots need matplotlib: pip install 'insertlm[plot]'"
 INK, FAINT, GREY = "#1f2430", "#8b93a1", "#eceef2"
 GOOD, BAD, BLUE, AMBER, TINT = "#17834f", "#c8372d", "#2f6fde", "#f5b335", "#dce8ff"
 # Colours that differ for every kind of colour vision (Okabe and Ito's), and marks for who sees or prints none.
@@ -53,7 +55,7 @@ def blank(width: float, height: float, **options: Any) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InsertlmError("plots need matplotlib: pip install insertlm[plot]") from error
+        raise InsertlmError(_MISSING) from error
     return Figure(figsize=(width, height), facecolor="white", **options)
 
 
@@ -157,7 +159,9 @@ def readable_on(fill: str) -> str:
 
 
 def check_place(path: Path) -> None:
-    """Whether a figure can be written there, before it takes time to make."""
+    """Whether a figure can be drawn and written there, before it takes time to make."""
+    if find_spec("matplotlib") is None:
+        raise InsertlmError(_MISSING)
     if path.suffix.lower() not in FORMATS:
         raise InsertlmError(f"cannot write {path}: unknown suffix {path.suffix!r}; expected {', '.join(FORMATS)}")
     check_writable(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -14,18 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insertlm.errors import InsertlmError
-from insertlm.files import write_atomically
+from insertlm.files import cache_folder, write_atomically
 
-__all__ = ["Arrays", "cache_folder", "stored"]
+__all__ = ["Arrays", "stored"]
 
 Arrays = dict[str, NDArray[np.uint8]]
-
-
-def cache_folder() -> Path:
-    """$INSERTLM_CACHE, or `insertlm` in the place for caches."""
-    if own := os.environ.get("INSERTLM_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "insertlm"
 
 
 def stored(name: str, enough: Callable[[Arrays], bool], make: Callable[[], Arrays]) -> Arrays:

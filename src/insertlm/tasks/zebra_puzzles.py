@@ -142,7 +142,7 @@ def kernels() -> ModuleType:
     try:
         from insertlm.tasks import zebra_kernels
     except ImportError as error:
-        raise InsertlmError("zebra puzzles are made and solved with numba: pip install insertlm[zebra]") from error
+        raise InsertlmError("zebra puzzles are made and solved with numba: pip install 'insertlm[zebra]'") from error
     return zebra_kernels
 
 

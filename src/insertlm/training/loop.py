@@ -133,9 +133,9 @@ class _Run:
         self.done = self._resume()
         self.saver = Saver(self.checkpoints, processes, recipe.train.keep, keep_best=recipe.train.keep_best)
         after = self.done or None
-        self.metrics = MetricsLog(run / "metrics.jsonl", after) if processes.first else None
         kind = recipe.train.tracker if processes.first else "none"
         self.tracker = open_tracker(kind, run, msgspec.to_builtins(recipe), after)
+        self.metrics = MetricsLog(run / "metrics.jsonl", after) if processes.first else None
         self.progress = _progress_bar(console if processes.first else Console(quiet=True))
         fields: dict[str, Any] = {"loss": "–", "speed": "–"}
         self.bar = self.progress.add_task("train", total=recipe.train.steps, completed=self.done, **fields)
@@ -154,7 +154,8 @@ class _Run:
         """Whether the last step was reached."""
         config, stopping = self.recipe.train, False
         self.step.family.train()
-        with self.processes.heeding_sigterm(), self.metrics or nullcontext(), self.saver.finishing(), self.progress:
+        shown = self.progress if self.done < config.steps else nullcontext()  # there may be nothing left to do
+        with self.processes.heeding_sigterm(), self.metrics or nullcontext(), self.saver.finishing(), shown:
             while self.done < config.steps and not stopping:
                 self.step(self.done)
                 self.done += 1

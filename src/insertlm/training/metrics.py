@@ -164,7 +164,7 @@ class _TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise InsertlmError("tracking to TensorBoard needs tensorboard: pip install insertlm[log]") from error
+            raise InsertlmError("tracking to TensorBoard needs tensorboard: pip install 'insertlm[log]'") from error
         self._place = folder / "tensorboard"
         purge = None if resume_step is None else resume_step + 1
         with writing(self._place):
@@ -189,7 +189,7 @@ class _WeightsAndBiases:
             # By name: in a folder that has a `wandb` folder of earlier runs, plain `import wandb` would succeed.
             from wandb import Error, init
         except ImportError as error:
-            raise InsertlmError("tracking to W&B needs wandb: pip install insertlm[log]") from error
+            raise InsertlmError("tracking to W&B needs wandb: pip install 'insertlm[log]'") from error
         try:
             self._run = init(project="insertlm", name=folder.name, dir=str(folder), config=dict(config))
         except Error as error:

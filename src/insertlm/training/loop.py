@@ -125,7 +125,7 @@ class _Run:
         data = recipe.task.training_set()
         if recipe.train.validate_every:
             recipe.task.examples("validation", 1)  # if there are none, now is the time to know
-        if isinstance(data, Stored) and processes.first:
+        if isinstance(data, Stored):
             self._recognise(data.store)
         self.order = Order(len(data), recipe.train.batch_size, recipe.train.seed)
         self.step = build_step(recipe, data, self.order, processes)
@@ -144,11 +144,11 @@ class _Run:
     def _recognise(self, texts: Store) -> None:
         """A run learns from the same texts whenever it is started, or it would be that of no recipe."""
         place = self.run / "corpus.sha256"
-        known = place.read_text() if place.is_file() and checkpoint.latest(self.checkpoints) else None
-        if known is None:
+        if place.is_file() and checkpoint.latest(self.checkpoints) is not None:
+            if place.read_text() != texts.fingerprint:
+                raise InsertlmError(f"{self.run}: its training texts have changed since it began; choose another --run")
+        elif self.processes.first:
             write_atomically(place, texts.fingerprint.encode())
-        elif known != texts.fingerprint:
-            raise InsertlmError(f"{self.run}: its training texts have changed since it began; choose another --run")
 
     def go(self) -> bool:
         """Whether the last step was reached."""

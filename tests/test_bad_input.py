@@ -149,22 +149,11 @@ def newest() -> Path:
             "no validation accuracy in run; expected runs of tasks, with train.validate_every above 0",
         ),
         ("plot training run --decode.order margin", "unknown argument --decode.order; see insertlm plot --help"),
-        ("plot trajectory run --out x.gif", "cannot write x.gif: unknown suffix '.gif'; expected .png, .svg, .pdf"),
-        ("plot puzzle run --out none/x.png", "cannot write none/x.png: there is no folder none"),
         (
-            "data tokenizer r.txt --size 99999999",
-            "argument --size: expected a whole number of at most 10000000, got '99999999'",
+            "data tokenizer r --size 10000001",
+            "argument --size: expected a whole number of at most 10000000, got '10000001'",
         ),
         ("train r.yaml --run=", "argument --run: expected a folder, got an empty name"),
-        (
-            "train r.yaml --run new --train.start nothing",
-            "train.start: nothing: no model there; expected a run folder with recipe.yaml, or a bundled model "
-            "(star-hard-mini, stories-mini)",
-        ),
-        (
-            "evaluate nll r.jsonl --evaluator none.gguf",
-            "none.gguf: no model there; expected a folder, a .gguf file or a name on the hub",
-        ),
         ("plot trajectory run star-hard-mini", "star-hard-mini has another task than run; expected models of one task"),
         ("train r.yaml --device tpu", "unknown device 'tpu'; expected cpu or cuda"),
         ("train r.yaml --train 5", "unknown argument --train; expected --train.KEY VALUE"),

@@ -174,7 +174,7 @@ def fails(name: str) -> str:
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    for name in (str(tmp_path / "none"), "./none", "~/none-at-all", "a/b/c", ""):
+    for name in (str(tmp_path / "none"), "./none", "~/none-at-all", "a/b/c", "none.gguf", ""):
         assert "no model there; expected a folder, a .gguf file or a name on the hub" in fails(name)
 
 

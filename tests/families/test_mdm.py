@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Noise
 from insertlm.families.mdm import MDM, MdmConfig, lay_out, mask_cells, times, total_noise
@@ -317,3 +319,51 @@ def test_prefix_rows_cannot_be_computed_once() -> None:
     model = ModelConfig(layers=1, width=8, heads=2, hidden=8, prefix_lm=True)
     with pytest.raises(InsertlmError, match=r"^model\.prefix_lm: expected false for an mdm: its prefix rows depend on"):
         MdmConfig(block=3).build(model, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "line"),
+    [
+        (
+            Prompt([1], start=[2], open=frozenset({1}), bounds={1: Bounds(1, 2)}),
+            {},
+            "an mdm infills a known number of tokens; expected least = most for gap 1 of a prompt",
+        ),
+        (
+            Prompt([1], start=[2], open=frozenset({0})),
+            {},
+            "an mdm infills a known number of tokens; expected least = most for gap 0 of a prompt",
+        ),
+        (
+            Prompt([1], start=[2, 3], open=frozenset({1}), bounds={1: Bounds(4, 4)}),
+            {},
+            "a prompt makes a text of 6 tokens; the block has 5",
+        ),
+        (
+            Prompt([1], start=[2, tiny_mdm().specials.pad]),
+            {},
+            "a prompt of an mdm has a mask or padding in its text; expected words, and gaps",
+        ),
+        (
+            Prompt([1], required=((2,),)),
+            {},
+            "an mdm can be kept from writing single ids; expected no required ids, no banned runs",
+        ),
+        (
+            Prompt([1] * 3),
+            {"max_length": 8},
+            "a prompt makes a row of 9 tokens with its block of 5; 8 are allowed",
+        ),
+        (
+            Prompt([1]),
+            {"parallel": 2},
+            "decode.parallel: expected 1 for a random order, where decode.max_steps says how many tokens come at once, "
+            "got 2",
+        ),
+        (Prompt([1]), {"order": "mass"}, "decode.order: expected auto or random or certainty or margin, got mass"),
+    ],
+)
+def test_what_cannot_be_written_is_named(prompt: Prompt, changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(InsertlmError) as caught:
+        tiny_mdm().decode([Prompt([]), prompt], msgspec.structs.replace(DecodeConfig(), **changes))
+    assert str(caught.value) == line

@@ -269,8 +269,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         train(recipe, tmp_path, CPU, quiet())
     with pytest.raises(InsertlmError, match=r"train\.start: stories-mini: .*(heads|text)"):
         train(recipe_of(steps=2, start="stories-mini"), tmp_path, CPU, quiet())
-    with pytest.raises(InsertlmError, match="nowhere: no model there"):
-        train(recipe_of(start="nowhere"), tmp_path, CPU, quiet())
+    with pytest.raises(InsertlmError, match=r"train\.start: nowhere: no model there"):
+        train(recipe_of(start="nowhere"), tmp_path / "new", CPU, quiet())
+    assert not (tmp_path / "new").exists()
 
 
 def average_of(run: Path) -> dict[str, torch.Tensor]:

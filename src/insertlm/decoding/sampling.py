@@ -12,7 +12,7 @@ from insertlm.noise import uniform
 
 __all__ = ["choose", "choose_each", "draws", "nucleus", "top_k"]
 
-_FOLD = 0x9E3779B9
+_FOLD = 0x9E3779B9  # odd, so that the upper half of a seed changes the lower
 _COLD = 1e-30  # temperatures below count as 0: logits would overflow
 
 

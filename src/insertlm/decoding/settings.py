@@ -24,7 +24,7 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
     temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely
     top_k: Index = 0  # tokens (pairs) in play, 0 = all
     top_p: Fraction = 1.0  # nucleus: the fewest tokens (pairs) whose probability reaches this
-    max_steps: Count = 256  # of ILM and ARM each writes one token
+    max_steps: Count = 256  # an ILM and an ARM write a token in each
     max_length: Count | None = None  # tokens of the whole row, given and special ones included; None = the model's
 
     def __post_init__(self) -> None:

@@ -24,21 +24,20 @@ def mean_losses(
     halved: products in bfloat16"""
 
     def measure(first: int) -> dict[str, tuple[float, float]]:
-        """Sums, and what they are sums of."""
+        """Of each: its sum, and of how many things."""
         chosen = np.arange(first, min(first + batch_size, len(examples)))
         number = torch.from_numpy(chosen)
         rows = family.rows(examples.take(chosen)).to(family.device)
         noise = Noise(_SEED, number.to(family.device), torch.zeros_like(number, device=family.device))
         with torch.autocast(family.device.type, torch.bfloat16, enabled=halved):
             losses = family.losses(rows, noise)
-        over = {name: float(count) for name, count in (losses.over or {}).items()}
         values = {"loss": losses.total, **losses.parts}
-        counts = {name: over.get(name, len(chosen)) for name in values}
-        return {name: (float(value) * counts[name], counts[name]) for name, value in values.items()}
+        sizes = {name: float(losses.size(name, len(chosen))) for name in values}
+        return {name: (float(value) * sizes[name], sizes[name]) for name, value in values.items()}
 
-    sums: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    sums, sizes = defaultdict[str, float](float), defaultdict[str, float](float)
     for found in processes.map(measure, range(0, len(examples), batch_size)):
-        for name, part in found.items():
-            sums[name].append(part)
-    totals = {name: tuple(map(sum, zip(*parts, strict=True))) for name, parts in sums.items()}
-    return {name: total / max(count, 1) for name, (total, count) in totals.items()}
+        for name, (total, size) in found.items():
+            sums[name] += total
+            sizes[name] += size
+    return {name: total / max(sizes[name], 1) for name, total in sums.items()}

@@ -40,7 +40,7 @@ def fetch(name: str) -> Path:
 def name_of(folder: Path) -> str:
     """What a model is called: as its folder, or, in the cache of the Hub, as its repository without the owner."""
     *_, repository, snapshots, last = ("", "", *folder.resolve().parts)
-    return repository.rpartition("--")[2] if snapshots == "snapshots" and repository.startswith("models--") else last
+    return repository.split("--", 2)[-1] if snapshots == "snapshots" and repository.startswith("models--") else last
 
 
 def push(folder: Path, name: str, private: bool) -> str:

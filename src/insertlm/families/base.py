@@ -81,6 +81,11 @@ class Losses(NamedTuple):
     parts: dict[str, Tensor]
     over: dict[str, Tensor] | None = None
 
+    def size(self, name: str, examples: int) -> Tensor:
+        """How many things this one is a mean of, in a batch of so many examples."""
+        plain = torch.full_like(self.total.detach(), examples)
+        return (self.over or {}).get(name, plain).to(plain)
+
 
 class Family(nn.Module, ABC):
     """A model with its way of corrupting, learning and writing.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from insertlm.families.base import Family, Losses, Rows
+from insertlm.families.base import Family, Rows
 from insertlm.tasks.base import Corpus
 from insertlm.training.distributed import Processes
 from insertlm.training.order import Order, Pieces
@@ -83,19 +83,13 @@ class ParallelStep(TrainStep, ABC):
         losses = self._losses(example, epoch, capacity)
         values = {"loss": losses.total.detach(), **losses.parts}
         self._names = list(values)
-        over = _over(losses, self._names, len(example)).to(self._tally.dtype)
+        over = torch.stack([losses.size(name, len(example)) for name in self._names]).to(self._tally.dtype)
         (losses.total * over[0]).backward()  # type: ignore[no-untyped-call]
         self._tally[:, : len(over)] += torch.stack([torch.stack(list(values.values())) * over, over])
 
     @abstractmethod
     def _gradients(self, over: Tensor) -> list[Tensor]:
         """Of the whole batch. over: what the loss is a mean of"""
-
-
-def _over(losses: Losses, names: Sequence[str], examples: int) -> Tensor:
-    known = losses.over or {}
-    plain = torch.full_like(losses.total.detach(), examples)
-    return torch.stack([known[name].to(plain) if name in known else plain for name in names])
 
 
 class ReplicatedStep(ParallelStep):

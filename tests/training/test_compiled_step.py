@@ -58,6 +58,7 @@ def losses(recipe: Recipe, prefix_lm: bool, rule: Rule, *, compiled: bool) -> li
         ({"name": "it"}, "star-easy", False, "adamw"),
         ({"name": "it"}, "star-medium", False, "adamw"),  # 704 cells for slots, no whole number of blocks
     ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else None,
 )
 def test_the_compiled_step_learns_what_the_plain_one_learns(
     family: dict[str, Any], task: str, prefix_lm: bool, rule: Rule

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,11 +45,39 @@ def test_the_family_added_on_the_page_works(
         case()
 
 
-def test_the_page_names_the_line_to_change() -> None:
+def test_the_family_added_on_the_page_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:
+    """In a copy of the package: its file, the line in config.py, the recipe, as the page has them."""
+    package = tmp_path / "src" / "insertlm"
+    shutil.copytree(DOCS.parent / "src" / "insertlm", package, ignore=shutil.ignore_patterns("assets", "__pycache__"))
     page = (DOCS / "adding-a-family.md").read_text(encoding="utf-8")
-    config = (DOCS.parent / "src" / "insertlm" / "config.py").read_text(encoding="utf-8")
-    assert "\n    FamilyConfig = " in page
-    assert "\nFamilyConfig = " in config
+    (package / "families" / "tree.py").write_text(blocks("adding-a-family.md")[0], encoding="utf-8")
+
+    [(line, union)] = re.findall(r"^    (from .*)\n    FamilyConfig = .*\| (\w+)$", page, re.MULTILINE)
+    config = (package / "config.py").read_text(encoding="utf-8")
+    config, changed = re.subn(r"^(FamilyConfig = .*)$", rf"\1 | {union}", config, count=1, flags=re.MULTILINE)
+    assert changed == 1
+    first = "from insertlm.families.it import ItConfig"
+    assert first in config
+    (package / "config.py").write_text(config.replace(first, f"{first}\n{line}"), encoding="utf-8")
+
+    [source, name] = re.findall(r"Copy `(.*?)` to `(.*?)`", page)[0]
+    recipe = yaml.safe_load((DOCS.parent / source).read_text(encoding="utf-8"))
+    [changes] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    for section, keys in yaml.safe_load(changes).items():
+        recipe[section] |= keys
+    place = tmp_path / Path(name).name
+    place.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+
+    small = "--task.train 200 --task.validation 4 --task.test 4 --model.layers 1 --model.width 32 --model.heads 2"
+    brief = "--model.hidden 32 --train.batch_size 8 --train.steps 4 --train.validate_every 2 --train.save_every 2"
+    for command in (f"train {place} --run run {small} {brief}", "evaluate run --out result.json"):
+        words = [sys.executable, "-m", "insertlm", *command.split()]
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+        done = subprocess.run(
+            words, check=False, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "result.json").read_text())["decode"]["parallel"] == 0
 
 
 def test_the_puzzle_on_the_page_is_the_one_that_is_printed(

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 import torch
+from rich.console import Console
 
 from insertlm.backbone.transformer import ModelConfig
-from insertlm.config import FamilyConfig
+from insertlm.config import FamilyConfig, Recipe, TrainConfig
 from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
 from insertlm.tasks.star import Star
+from insertlm.training.distributed import Processes
+from insertlm.training.loop import train
 from insertlm.training.optim import OptimConfig
 from insertlm.training.order import Order
 from insertlm.training.step import TrainStep
@@ -23,8 +30,13 @@ WRITING = DecodeConfig(max_steps=5)
 FAMILIES = [(IlmConfig(), WRITING), (ArmConfig(), WRITING), (MdmConfig(block=4), WRITING), (ItConfig(), WRITING)]
 
 
+EVERY = pytest.mark.parametrize(
+    ("config", "decode"), FAMILIES, ids=[config.__struct_config__.tag for config, _ in FAMILIES]
+)
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("config", "decode"), FAMILIES, ids=[config.__struct_config__.tag for config, _ in FAMILIES])
+@EVERY
 def test_a_model_learns_writes_with_its_average_and_learns_on(
     config: FamilyConfig, decode: DecodeConfig, precision: str
 ) -> None:
@@ -48,6 +60,28 @@ def test_a_model_learns_writes_with_its_average_and_learns_on(
         with step.optimizer.replaced(step.ema.average):
             written = family.decode(prompts, decode)
         family.train()
-        assert [text.prefix for text in written] == [prompt.prefix for prompt in prompts]
         assert all(0 <= token < TASK.nodes for text in written for token in text.ids)
     assert all(torch.isfinite(value).all() for value in step.optimizer.weights)
+
+
+@EVERY
+def test_seeds_of_more_than_32_bits_are_seeds_of_their_own(config: FamilyConfig, decode: DecodeConfig) -> None:
+    torch.manual_seed(0)
+    family = config.build(MODEL, TASK.tokenizer).eval()
+    sampling = msgspec.structs.replace(decode, temperature=3.0, max_steps=4, stop_threshold=1.0)
+    seeds = [seed + (high << 32) for seed in range(4) for high in (0, 1, 1 << 29)]
+    written = family.decode([Prompt([1, 2], seed) for seed in seeds], sampling)
+    assert len({(*text.ids, *text.order) for text in written}) == len(seeds)
+
+
+@EVERY
+def test_what_validation_could_not_write_is_refused_before_anything_is_trained(
+    config: FamilyConfig, decode: DecodeConfig, tmp_path: Path
+) -> None:
+    short = msgspec.structs.replace(decode, max_length=6)
+    recipe = Recipe(
+        task=TASK, model=MODEL, family=config, train=TrainConfig(steps=2, batch_size=8, validate_every=1), decode=short
+    )
+    with pytest.raises(InsertlmError, match=r"^a prompt .*; 6 are allowed$"):
+        train(recipe, tmp_path / "run", Processes(torch.device("cpu")), Console(quiet=True))
+    assert not (tmp_path / "run").exists()

@@ -47,7 +47,7 @@ class Plain:
 
     @torch.no_grad()
     def decode(self, prompt: Prompt, config: DecodeConfig) -> Trajectory:
-        text, events, seed = [*prompt.start], list[Insertion](), torch.tensor([prompt.seed])
+        text, events, seed = [*prompt.start], list[Insertion](), torch.tensor([prompt.folded_seed])
         while True:
             logits = self.ask(prompt, text)
             log_probability = logits.log_softmax(-1)
@@ -112,7 +112,10 @@ def test_a_row_does_not_depend_on_its_batch(
     arm = tiny_arm(prefix_lm=prefix_lm)
     together = arm.decode(batch, config)
     assert_same([arm.decode([prompt], config)[0] for prompt in batch], together)
-    company = [*batch, *(replace(prompt, prefix=[2, *prompt.prefix[1:]], seed=prompt.seed + 1) for prompt in batch)]
+    company = [
+        *batch,
+        *(replace(prompt, prefix=[2, *prompt.prefix[1:]], seed=prompt.folded_seed + 1) for prompt in batch),
+    ]
     order = random.sample(range(len(company)), len(company))
     shuffled = arm.decode([company[i] for i in order], config)
     assert_same([shuffled[order.index(i)] for i in range(len(batch))], together)
@@ -187,6 +190,8 @@ def test_only_the_end_may_be_open(tiny_arm: TinyArm, start: list[int], gaps: set
     [
         ({"order": "mass"}, "decode.order: expected auto, got mass"),
         ({"parallel": 2}, "decode.parallel: this family writes one token a step, got 2"),
+        ({"joint": True}, "decode.joint: this family has no distribution over pairs; expected false, got true"),
+        ({"position_top_k": 0}, "decode.position_top_k: this family draws no places; expected 1, got 0"),
     ],
 )
 def test_what_it_cannot_do_is_named(tiny_arm: TinyArm, changes: dict[str, Any], line: str) -> None:

@@ -284,11 +284,29 @@ def test_sampled_tokens_come_as_often_as_they_should_in_every_slot(
     assert fits(counts, table[0][:, None] * table[1])
 
 
+def test_steps_that_write_to_one_slot_draw_independently(tiny_it: TinyIt, slot_rows: SlotRows, fits: Fits) -> None:
+    it, config = tiny_it(sharp=1.0), settled(ENDLESS, temperature=1.0, max_steps=2)
+    counts, chances, same = torch.zeros(WORDS, WORDS), torch.zeros(WORDS, WORDS), set()
+    for written in it.decode([Prompt([], seed) for seed in range(4000)], config):
+        first, second = written.events
+        counts[first.token, second.token] += 1
+    for token in range(WORDS):
+        text = Dense(it, slot_rows, Prompt([]), config)
+        begun = text.ask()[0][0][token]
+        text.write({0: token})
+        table = text.ask()[0]
+        slot = max(range(2), key=lambda slot: worth(table[slot], "certainty"))
+        same.add(slot == 0)  # where the first token was written
+        chances[token] = begun * torch.tensor(table[slot][:-1]) / sum(table[slot][:-1])
+    assert True in same
+    assert fits(counts, chances)
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"joint": True}, "decode.joint: this family has no distribution over pairs; expected false, got true"),
-        ({"position_top_k": 0}, "decode.position_top_k: this family takes its best slots; expected 1, got 0"),
+        ({"position_top_k": 0}, "decode.position_top_k: this family draws no places; expected 1, got 0"),
         ({"order": "random"}, "decode.order: expected auto or certainty or margin or mass, got random"),
     ],
 )

@@ -360,6 +360,7 @@ def test_prefix_rows_cannot_be_computed_once() -> None:
             "decode.parallel: expected 1 for a random order, where decode.max_steps says how many tokens come at once, "
             "got 2",
         ),
+        (Prompt([1]), {"position_top_k": 0}, "decode.position_top_k: this family draws no places; expected 1, got 0"),
         (Prompt([1]), {"order": "mass"}, "decode.order: expected auto or random or certainty or margin, got mass"),
     ],
 )

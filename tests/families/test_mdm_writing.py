@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partialmethod
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -111,7 +111,7 @@ class Dense:
         log_p = self.ask(time)
         choices = {}
         for cell in cells:
-            noise = uniform(1, torch.tensor(self.prompt.seed), cell, torch.arange(WORDS + 1))
+            noise = uniform(1, torch.tensor(self.prompt.folded_seed), cell, torch.arange(WORDS + 1))
             gumbel = -(-noise.log()).log() if self.settings.temperature else torch.zeros(())
             choices[cell] = int((log_p[cell] + gumbel).argmax())
             self.block[cell] = [*range(WORDS), self.mdm.specials.pad][choices[cell]]
@@ -306,6 +306,21 @@ def test_one_token_a_step_samples_the_distribution_in_any_order(
 ) -> None:
     found = sampled(monkeypatch, msgspec.structs.replace(config, temperature=1.0))
     assert fits(*counted(found, truth()))
+
+
+@pytest.mark.parametrize(
+    ("order", "parallel", "first"),
+    [("certainty", 1, {0}), ("certainty", 2, {0, 1}), ("margin", 1, {1}), ("margin", 2, {1, 2})],
+)
+def test_certainty_and_margin_begin_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, order: Literal["certainty", "margin"], parallel: int, first: set[int]
+) -> None:
+    table = torch.tensor([[0.50, 0.48, 0.02], [0.45, 0.30, 0.25], [0.40, 0.36, 0.24]]).log()
+    monkeypatch.setattr(family._Writing, "predict", lambda _, time, cell: table[cell])
+    settings = DecodeConfig(order=order, parallel=parallel)
+    mdm = tiny_mdm(2, 3)
+    step = mdm.writer([Prompt([])], settings, mdm.check([Prompt([])], settings)).step(0)
+    assert {*step.place[0].tolist()} == first
 
 
 def test_temperature_top_k_and_top_p_act_on_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ class Canvas:
             if prompt.open is not None:
                 cells[:] = False
                 cells[[first + gap for gap in prompt.open]] = True
-        seed = np.array([prompt.seed for prompt in prompts])
+        seed = np.array([prompt.folded_seed for prompt in prompts])
         parts = (tokens, ranks, open_, length, prefix, limit, np.arange(len(prompts)), seed)
         counts = Counts(length, prefix, open_.sum(1), limit, np.zeros_like(length))
         return cls(counts, *(torch.tensor(part, device=device) for part in parts))

@@ -12,7 +12,6 @@ from insertlm.noise import uniform
 
 __all__ = ["choose", "choose_each", "draws", "nucleus", "top_k"]
 
-_FOLD = 0x9E3779B9  # odd, so that the upper half of a seed changes the lower
 _COLD = 1e-30  # temperatures below count as 0: logits would overflow
 
 
@@ -63,7 +62,6 @@ def choose_each(logits: Tensor, noise: Callable[[int], Tensor], ways: Sequence[t
 
 def draws(stream: int, seed: Tensor, number: Tensor | int) -> Callable[[int], Tensor]:
     """Uniform noise for `choose` that depends on a text's seed, the step and what it is for; made only if needed.
-    seed: [B]   number: of the step, or of each text's, [B]"""
+    seed: [B], of 32 bits   number: of the step, or of each text's, [B]"""
     own = number if isinstance(number, int) else number[:, None]
-    folded = seed + (seed >> 32) * _FOLD  # the hash sees 32 bits
-    return lambda width: uniform(stream, folded[:, None], own, torch.arange(width, device=seed.device))
+    return lambda width: uniform(stream, seed[:, None], own, torch.arange(width, device=seed.device))

@@ -10,6 +10,9 @@ from insertlm.section import Count, Fraction, Index, NonNegative, Section
 
 __all__ = ["Bounds", "DecodeConfig", "Prompt"]
 
+_LOW = 0xFFFFFFFF
+_FOLD = 0x9E3779B9  # odd, so that the upper half of a seed changes the lower
+
 
 class DecodeConfig(Section, frozen=True, kw_only=True):
     """How to choose places and tokens, and when to end. The defaults are greedy and deterministic."""
@@ -60,6 +63,11 @@ class Prompt:
     required: tuple[tuple[int, ...], ...] = ()
     headed: frozenset[int] = frozenset()
     heads: frozenset[int] = frozenset()
+
+    @property
+    def folded_seed(self) -> int:
+        """In 32 bits, which is all that noise sees."""
+        return (self.seed + (self.seed >> 32) * _FOLD) & _LOW
 
     @property
     def constrained(self) -> bool:

@@ -10,7 +10,7 @@ Design choices, the published ones unless said:
 - The backbone is the one of all families; the unembedding is untied. There is no stop head: <eos> says complete.
 - Decoding computes the prefix, <bos> and the given text once, then one row a step (the published code computes all rows
   in every step). Words and <eos> are the only tokens in play. To draw <eos> is to end the text: `decode.stop_threshold`
-  has no say, nor has what is about places, for there is only one, the end.
+  has no say, and what is about places is refused, for there is only one, the end.
 - Probabilities that are recorded are the model's own among words and <eos>, before temperature, top-k and nucleus. That
   of <eos> is the stop probability.
 """
@@ -143,7 +143,8 @@ class ARM(Family):
 
     # --- Writing
 
-    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+    def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
+        longest = super().check(prompts, settings)
         for prompt in prompts:
             end = len(prompt.start)
             if prompt.open is not None and prompt.open != {end}:
@@ -151,6 +152,9 @@ class ARM(Family):
                     f"a prompt opens the gaps {sorted(prompt.open)}; this family writes at the end of the text alone, "
                     f"expected [{end}]"
                 )
+        return longest
+
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
         return _Writing(self, prompts, settings, longest)
 
 
@@ -170,7 +174,7 @@ class _Writing:
         self.vectors = family.unembedding.weight[self.words]
         rows = [[*prompt.prefix, family.specials.bos, *prompt.start] for prompt in prompts]
         self.row = torch.arange(len(rows), device=device)
-        self.seed = torch.tensor([prompt.seed for prompt in prompts], device=device)
+        self.seed = torch.tensor([prompt.folded_seed for prompt in prompts], device=device)
         self.length = torch.tensor([len(row) for row in rows], device=device)
         self.before = torch.tensor([len(prompt.prefix) + 1 for prompt in prompts], device=device)
         self.hidden, self.cache = self._read(rows)

@@ -92,6 +92,7 @@ class Family(nn.Module, ABC):
 
     layer: what the backbone is made of   framing: special tokens of a row
     orders: the values of `decode.order` it knows, beside auto   several: whether a step may write several tokens
+    draws_places: whether `decode.joint` and `decode.position_top_k` mean anything to it
     obedient: whether it keeps to what a prompt demands   appends: whether it writes from left to right
     """
 
@@ -99,6 +100,7 @@ class Family(nn.Module, ABC):
     framing: ClassVar[int] = 2
     orders: ClassVar[tuple[str, ...]]
     several: ClassVar[bool] = False
+    draws_places: ClassVar[bool] = False
     obedient: ClassVar[bool] = False
     appends: ClassVar[bool] = False
     writable: Tensor
@@ -134,13 +136,19 @@ class Family(nn.Module, ABC):
             return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
-        """Refuse what cannot be decoded. Returns the most tokens a row may have, for `writer`."""
+        """Refuse what cannot be decoded; a family may refuse more. Returns the most tokens of a row, for `writer`."""
         longest = min(settings.max_length or self.model.max_length, self.model.max_length)
         check(prompts, longest, self.vocabulary, self.framing)
         if settings.order not in (known := ("auto", *self.orders)):
             raise InsertlmError(f"decode.order: expected {' or '.join(known)}, got {settings.order}")
         if settings.parallel != 1 and not self.several:
             raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
+        if settings.joint and not self.draws_places:
+            raise InsertlmError("decode.joint: this family has no distribution over pairs; expected false, got true")
+        if settings.position_top_k != 1 and not self.draws_places:
+            raise InsertlmError(
+                f"decode.position_top_k: this family draws no places; expected 1, got {settings.position_top_k}"
+            )
         self._check_rules([prompt for prompt in prompts if prompt.constrained], longest)
         return longest
 

@@ -238,6 +238,7 @@ class StopHead(nn.Module):
 
 class ILM(Family):
     orders = tuple(_POLICIES)
+    draws_places = True
     obedient = True
 
     def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -288,7 +289,8 @@ class ILM(Family):
 
     # --- Writing
 
-    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+    def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
+        longest = super().check(prompts, settings)
         if settings.order in ("certainty", "margin"):
             if settings.joint:
                 raise InsertlmError(f"decode.joint: expected false with decode.order {settings.order}, got true")
@@ -297,6 +299,9 @@ class ILM(Family):
                     f"decode.position_top_k: expected 1 with decode.order {settings.order}, which takes the best slot, "
                     f"got {settings.position_top_k}"
                 )
+        return longest
+
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
         return _Writing(self, prompts, settings, longest)
 
     @torch.inference_mode()

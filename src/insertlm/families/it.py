@@ -42,7 +42,6 @@ from insertlm.decoding.insertion import InsertionWriter, spread
 from insertlm.decoding.policies import certainty, margin
 from insertlm.decoding.sampling import choose, draws
 from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.errors import InsertlmError
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.families.ilm import Corrupted, corrupt, deletion_count
 from insertlm.losses import slot_scores
@@ -149,12 +148,6 @@ class IT(Family):
     # --- Writing
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
-        if settings.joint:
-            raise InsertlmError("decode.joint: this family has no distribution over pairs; expected false, got true")
-        if settings.position_top_k != 1:
-            raise InsertlmError(
-                f"decode.position_top_k: this family takes its best slots; expected 1, got {settings.position_top_k}"
-            )
         return _Writing(self, prompts, settings, longest)
 
 

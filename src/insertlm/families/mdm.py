@@ -232,10 +232,11 @@ class MDM(Family):
 
     # --- Writing
 
-    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+    def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
+        longest = super().check(prompts, settings)
         for prompt in prompts:
             self._check(prompt)
-        row = max(len(prompt.prefix) for prompt in prompts) + self.framing + self.config.block
+        row = max((len(prompt.prefix) for prompt in prompts), default=0) + self.framing + self.config.block
         if row > longest:
             raise InsertlmError(
                 f"a prompt makes a row of {row} tokens with its block of {self.config.block}; {longest} are allowed"
@@ -245,7 +246,7 @@ class MDM(Family):
                 "decode.parallel: expected 1 for a random order, where decode.max_steps says how many tokens come at "
                 f"once, got {settings.parallel}"
             )
-        return _Writing(self, prompts, settings)
+        return longest
 
     def _check(self, prompt: Prompt) -> None:
         """Refuse what masks cannot do."""
@@ -261,6 +262,9 @@ class MDM(Family):
                 )
             if (cells := len(prompt.start) + _masks(prompt)) > self.config.block:
                 raise InsertlmError(f"a prompt makes a text of {cells} tokens; the block has {self.config.block}")
+
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
+        return _Writing(self, prompts, settings)
 
 
 def _infills(prompt: Prompt) -> bool:
@@ -290,7 +294,7 @@ class _Writing:
         self.given = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
         self.given_length = torch.tensor([len(row) for row in rows], device=device)
         self.row = torch.arange(len(rows), device=device)
-        self.seed = torch.tensor([prompt.seed for prompt in prompts], device=device)
+        self.seed = torch.tensor([prompt.folded_seed for prompt in prompts], device=device)
         self.tokens = torch.tensor([self._block(prompt) for prompt in prompts], device=device)
         self.time = (self.tokens == family.specials.mask).float().mean(1)
         self.barred = torch.stack([self._out_of_play(prompt) for prompt in prompts])

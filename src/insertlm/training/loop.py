@@ -59,8 +59,10 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
     It stops earlier, with a checkpoint, if SIGTERM asks for it.
     """
     _check(recipe.train, processes)
-    with torch.device("meta"):
-        build_family(recipe)  # what cannot be a model is refused before anything is written
+    with torch.device("meta"):  # what cannot be a model, or write as it is to, is refused before anything is written
+        family = build_family(recipe)
+    if recipe.train.validate_every and _has_answers(recipe):
+        family.check(_prompts(recipe.task.examples("validation")), recipe.decode)
     processes.agree("recipe", f"insertlm {insertlm.__version__}\n{to_yaml(recipe)}")
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # the heads' float32 products may use TF32
@@ -217,7 +219,7 @@ class _Run:
         """With the averaged weights, on the validation split: exact match where the prefix asks for something, the
         losses of training where nothing does and no text is the right one. A score, higher is better."""
         examples = self.recipe.task.examples("validation")
-        answers = self.recipe.task.longest_prefix > 0
+        answers = _has_answers(self.recipe)
         with self.step.averaged() as family:
             family.eval()
             scores = self._accuracy(family, examples) if answers else self._losses(family, examples)
@@ -235,8 +237,7 @@ class _Run:
 
     def _accuracy(self, family: Family, examples: Examples) -> dict[str, float]:
         """Greedy or not as the recipe says."""
-        prompts = [Prompt(example.prefix, seed) for seed, example in enumerate(examples)]
-        paths = generate(family, prompts, self.recipe.decode, _VALIDATION_BATCH, processes=self.processes)
+        paths = generate(family, _prompts(examples), self.recipe.decode, _VALIDATION_BATCH, processes=self.processes)
         return accuracy(self.recipe.task, examples, [path.ids for path in paths])
 
     def _losses(self, family: Family, examples: Examples) -> dict[str, float]:
@@ -275,6 +276,15 @@ class _Run:
             self.step.begin_with(weights, akin=type(other.family) is not type(self.recipe.family))
         except InsertlmError as error:
             raise InsertlmError(f"{name}: {error}") from error
+
+
+def _has_answers(recipe: Recipe) -> bool:
+    """Whether a text can be right: its prefix asks for something."""
+    return recipe.task.longest_prefix > 0
+
+
+def _prompts(examples: Examples) -> list[Prompt]:
+    return [Prompt(example.prefix, seed) for seed, example in enumerate(examples)]
 
 
 def _renumbered(weights: Mapping[str, Tensor], ids: Sequence[int | None]) -> dict[str, Tensor]:

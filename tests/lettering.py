@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import msgspec
 import torch
 
 from insertlm.api import Model
@@ -17,9 +18,14 @@ from insertlm.decoding.settings import DecodeConfig
 from insertlm.families.base import Family
 from insertlm.tokenizers import Specials
 
-__all__ = ["FREE", "Few", "Letters", "build", "text_model"]
+__all__ = ["FREE", "Few", "Letters", "build", "free", "text_model"]
 
 FREE = DecodeConfig(temperature=1.0, position_top_k=0, max_steps=12)
+
+
+def free(family: Family, **changes: Any) -> DecodeConfig:
+    """The same for families that draw no places, too."""
+    return msgspec.structs.replace(FREE, position_top_k=0 if family.draws_places else 1, **changes)
 
 
 class Letters:
@@ -62,5 +68,6 @@ def build(config: Any, tokenizer: Any = Letters, max_length: int = 200) -> Famil
 
 def text_model(family: Family, name: str = "text") -> Model:
     """As if it had been loaded from a folder of that name."""
-    recipe = SimpleNamespace(task=SimpleNamespace(tokenizer=Letters(), parse_prompt=lambda text: []), decode=FREE)
+    task = SimpleNamespace(tokenizer=Letters(), parse_prompt=lambda text: [])
+    recipe = SimpleNamespace(task=task, decode=free(family))
     return Model(family, cast(Recipe, recipe), Path(name))

@@ -14,11 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lettering import FREE, Few, Letters, build, text_model
+from lettering import FREE, Few, Letters, build, free, text_model
 
 from insertlm import api
 from insertlm.cli import main
@@ -44,8 +43,7 @@ def few() -> Family:
 
 
 def filled(family: Family, request: Request, seeds: Sequence[int] = (0,), **changes: Any) -> list[Infilling]:
-    settings_ = msgspec.structs.replace(FREE, **changes)
-    return [infill(family, Letters(), [request], settings_, seed)[0] for seed in seeds]
+    return [infill(family, Letters(), [request], free(family, **changes), seed)[0] for seed in seeds]
 
 
 texts = st.text("ab_\\ .é🙂\n", max_size=8)
@@ -173,25 +171,25 @@ def test_banned_words_do_come_about_by_other_spellings(few: Family) -> None:
 def test_an_mdm_fills_in_as_many_tokens_as_it_is_told() -> None:
     mdm = build(MdmConfig(block=20))
     request = Request("a ___ b ___", min_length=[3, 2], max_length=[3, 2], banned=["dog"])
-    for result in filled(mdm, request, range(3), position_top_k=1):
+    for result in filled(mdm, request, range(3)):
         words = [Letters().decode([token]) for token in result.trajectory.ids]
         assert words[1].startswith(" ") and words[6].startswith(" ")
         assert len(result.trajectory.events) == 5
         assert result.complete
     with pytest.raises(InsertlmError, match=r"^an mdm infills a known number of tokens; expected least = most"):
-        filled(mdm, Request("a ___ b"), position_top_k=1)
+        filled(mdm, Request("a ___ b"))
 
 
 def test_an_it_fills_in_and_an_arm_goes_on() -> None:
-    [result] = filled(build(ItConfig()), Request("a ___ b"), position_top_k=1)
+    [result] = filled(build(ItConfig()), Request("a ___ b"))
     assert result.text.startswith("a ")
-    [result] = filled(build(ArmConfig()), Request("a b ___"), position_top_k=1)
+    [result] = filled(build(ArmConfig()), Request("a b ___"))
     assert result.text.startswith("a b ")
     with pytest.raises(InsertlmError, match=r"this family writes at the end of the text alone"):
-        filled(build(ArmConfig()), Request("a ___ b"), position_top_k=1)
+        filled(build(ArmConfig()), Request("a ___ b"))
     for config in (ArmConfig(), ItConfig()):
         with pytest.raises(InsertlmError, match=r"^this family cannot keep to bounds of gaps"):
-            filled(build(config), Request("a ___", max_length=3), position_top_k=1)
+            filled(build(config), Request("a ___", max_length=3))
 
 
 # --- What cannot be done

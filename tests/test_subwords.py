@@ -215,3 +215,10 @@ def test_other_places_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("tokenizers.Tokenizer.from_pretrained", None)
     with pytest.raises(InsertlmError, match=r"tokenizer 'no-such-owner/model': neither a file here nor one the hub"):
         load_tokenizer("no-such-owner/model")
+
+
+def test_special_tokens_of_other_names_are_not_written() -> None:
+    inner = tokenizers.Tokenizer.from_str(train_bpe(["a cat"], 270).json)
+    inner.add_special_tokens(["<|im_start|>"])
+    found = SubwordTokenizer(inner)
+    assert inner.token_to_id("<|im_start|>") not in found.writable

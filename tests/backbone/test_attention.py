@@ -311,3 +311,21 @@ def test_kept_rows_are_the_causal_kernel() -> None:
         found = attention(0, q[current], k[current], v[current])
         torch.testing.assert_close(found.float(), expected[current].float(), rtol=2e-2, atol=2e-2)
         cache = attention.kept
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [([2, 1], [5]), ([5], [1, 2]), ([3], [3])])
+def test_sequences_of_joined_caches_see_what_they_saw_apart(mine: list[int], theirs: list[int]) -> None:
+    """Whichever have the longer prefixes."""
+    prefixes, room = [*mine, *theirs], 2
+    x = [part.detach() for part in qkv(sum(prefixes), 0)]
+    parts = [torch.split(part, [sum(mine), sum(theirs)]) for part in x]
+    ours, other = (
+        PrefixCache.of([(parts[1][i], parts[2][i])], segments_of(some), room=1) for i, some in enumerate((mine, theirs))
+    )
+    whole = PrefixCache.of([(x[1], x[2])], segments_of(prefixes), room)
+    current = [part.detach() for part in qkv(room * len(prefixes), 1)]
+    found, expected = (
+        CachedAttention(cache, segments_of([room] * len(prefixes)))(0, *current)
+        for cache in (ours.join(other, room), whole)
+    )
+    assert_same([found], [expected])

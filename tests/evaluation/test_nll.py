@@ -224,3 +224,17 @@ def test_a_real_evaluator() -> None:
     assert first.nll < 2.5
     assert second.nll > 4
     assert third.nll == pytest.approx(alone.nll, abs=1e-3)
+
+
+def test_the_entropy_of_a_text_that_is_cut_is_that_of_all_of_it(causal_model: Path) -> None:
+    [score] = score_texts(["x" * 100 + "y" * 100], Evaluator(str(causal_model), CPU), Journal())
+    assert score is not None
+    assert score.scored == 63
+    assert score.entropy == pytest.approx(math.log(2))
+
+
+def test_a_journal_keeps_evaluators_apart(causal_model: Path) -> None:
+    journal = Journal()
+    evaluators = [Evaluator(str(causal_model), CPU, bos) for bos in (None, "</s>")]
+    plain, other = (score_texts(["a b"], evaluator, journal) for evaluator in evaluators)
+    assert plain != other

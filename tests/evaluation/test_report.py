@@ -52,3 +52,16 @@ def test_without_a_checkout_there_is_no_commit(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(subprocess, "run", fail)
     assert provenance(torch.device("cpu"))["commit"] is None
+
+
+def test_every_example_has_a_seed_of_its_own(tiny_ilm: Callable[..., ILM], monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Star(degree=2, min_nodes=3, max_nodes=3, min_plan=2, nodes=6)
+    seeds: list[int] = []
+
+    def spy(family: ILM, prompts: list[Prompt], *what: Any) -> Any:
+        seeds.extend(prompt.seed for prompt in prompts)
+        return generate(family, prompts, *what)
+
+    monkeypatch.setattr("insertlm.evaluation.report.generate", spy)
+    evaluate(tiny_ilm(words=6), task, task.examples("test", 4), DecodeConfig(max_steps=2), 3)
+    assert seeds == [0, 1, 2, 3]

@@ -136,3 +136,8 @@ def test_mistakes_in_a_recipe(folder: Path, task: dict[str, Any], line: str) -> 
     with pytest.raises(InsertlmError) as caught:
         recipe(folder, **task)
     assert str(caught.value) == f"r.yaml: {line}"
+
+
+def test_a_seed_chooses_among_all_documents(folder: Path) -> None:
+    task = text_task(folder)
+    assert not set(read(task, "train", count=50, seed=1)) <= set(read(task, "train", count=50))

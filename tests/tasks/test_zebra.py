@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from insertlm.errors import InsertlmError
-from insertlm.tasks import zebra_puzzles
+from insertlm.tasks import zebra, zebra_puzzles
 from insertlm.tasks.base import SPLITS, Example, Task
 from insertlm.tasks.store import stored
 from insertlm.tasks.zebra import Zebra, in_threes
@@ -291,3 +291,7 @@ def test_without_numba_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delattr("insertlm.tasks.zebra_kernels", raising=False)
     with pytest.raises(InsertlmError, match=r"made and solved with numba: pip install 'insertlm\[zebra\]'"):
         ZEBRA.examples("test", 1, 1)
+
+
+def test_a_value_in_two_houses_lives_in_none() -> None:
+    assert zebra.places([(0, 0, 1), (0, 1, 1), (1, 2, 0)]) == {6: 2}

@@ -251,3 +251,36 @@ def test_the_average_starts_at_the_weights_and_is_a_copy() -> None:
     assert all(torch.equal(a, b) for a, b in zip(ema.average, weights, strict=True))
     weights[0].add_(1)
     assert ema.average[0].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_last_update_stands_for_no_more_steps_than_there_were() -> None:
+    weights = torch.zeros(1).double()
+    ema = Ema([weights], 0.99, 4)
+    weights.fill_(1.0)
+    for step in range(6):
+        ema.update(step, last=step == 5)
+    assert float(ema.average[0]) == pytest.approx(1 - (5 / 14) ** 4 * (7 / 16) ** 2, rel=1e-12)
+
+
+def test_halved_matrices_decay_like_others() -> None:
+    module = small()
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    config = OptimConfig(learning_rate=0.1, warmup=0, weight_decay=0.5)
+    optimizer = Optimizer(module, config, STEPS, {"1.weight", "1.bias"})
+    optimizer.set_step(0)
+    optimizer.step()  # without any gradient
+    for name, value in optimizer.named(optimizer.weights).items():
+        torch.testing.assert_close(value, before[name] * (1 - 0.1 * 0.5 * (value.dim() == 2)))
+
+
+def test_halved_matrices_that_learn_by_muon_are_renewed() -> None:
+    module = layers()
+    config = OptimConfig(matrices="muon", learning_rate=0.1, warmup=0)
+    optimizer = Optimizer(module, config, STEPS, halved=HIDDEN, hidden=HIDDEN)
+    before = module.get_parameter("0.out.weight").detach().clone()
+    push(module, 0)
+    optimizer.set_step(0)
+    optimizer.step()
+    named = optimizer.named(optimizer.weights)
+    assert not torch.equal(module.get_parameter("0.out.weight"), before)
+    assert all(torch.equal(module.get_parameter(name), named[name].bfloat16()) for name in HIDDEN)

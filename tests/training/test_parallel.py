@@ -193,3 +193,16 @@ def begun(weights: dict[str, Tensor], family: str, sharded: bool, processes: Pro
 
 def start(in_processes: InProcesses, world: int, work: Callable[[Processes], Any]) -> list[Any]:
     return [work(Processes(CPU))] if world == 1 else in_processes(world, work)
+
+
+@pytest.mark.parametrize("every", [1, STEPS + 1])
+def test_the_average_does_not_depend_on_the_pieces(every: int) -> None:
+    """Of every step, and of the last one alone."""
+    optim = msgspec.structs.replace(OPTIM, ema=0.9, ema_every=every)
+    alone, pieces = step_of("ilm", optim=optim), step_of("ilm", Processes(CPU), accumulate=4, optim=optim)
+    fresh = {name: value.clone() for name, value in alone.state()["ema"].items()}
+    losses(alone)
+    losses(pieces)
+    for name, value in alone.state()["ema"].items():
+        assert not torch.equal(value, fresh[name])
+        torch.testing.assert_close(pieces.state()["ema"][name], value, rtol=0, atol=1e-9)

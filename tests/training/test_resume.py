@@ -9,46 +9,20 @@ import time
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import torch
-from rich.console import Console
+from running import CPU, STEPS, logged, quiet, recipe_of
 
 from insertlm.backbone.adaln import AdaptiveBlock
-from insertlm.config import Recipe, parse_recipe
 from insertlm.errors import InsertlmError
 from insertlm.tasks.star import Star
 from insertlm.training import checkpoint
-from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
 from insertlm.training.optim import OptimConfig
 
-STEPS, KILLS = 150, 5
-CPU = Processes(torch.device("cpu"))
-
-
-def recipe_of(family: str = "ilm", **changes: Any) -> Recipe:
-    """Every part of a run: dropout, average, log, validation and checkpoints, none in step with another."""
-    tree = {
-        "task": {
-            "name": "star",
-            "degree": 2,
-            "min_nodes": 3,
-            "max_nodes": 4,
-            "min_plan": 2,
-            "nodes": 10,
-            "train": 50,
-            "validation": 10,
-        },
-        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "dropout": 0.1, "prefix_lm": family != "mdm"},
-        "family": {"name": family, **({"block": 8} if family == "mdm" else {})},
-        "optim": {"learning_rate": 3e-3, "warmup": 10, "ema": 0.9, "ema_every": 4},
-        "train": {"steps": STEPS, "batch_size": 8, "log_every": 5, "save_every": 7, "validate_every": 12, **changes},
-        "decode": {"max_steps": 6},
-    }
-    return parse_recipe(tree, "test")
+KILLS = 5
 
 
 def start(run: Path) -> ForkProcess:
@@ -62,12 +36,6 @@ def finish(run: Path) -> int | None:
     process = start(run)
     process.join()
     return process.exitcode
-
-
-def logged(run: Path) -> list[dict[str, float]]:
-    """What must be equal: all but the speed."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "steps_per_second"} for line in lines]
 
 
 def progress(run: Path) -> int:
@@ -127,10 +95,6 @@ def test_a_killed_run_ends_where_an_undisturbed_one_does(tmp_path: Path) -> None
     ]
 
 
-def quiet() -> Console:
-    return Console(quiet=True)
-
-
 def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     recipe = recipe_of(steps=8)
     train(recipe, tmp_path, CPU, quiet())
@@ -161,15 +125,6 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InsertlmError, match=r"train\.batch_size is 8, not 4"):
         train(recipe_of(steps=3, batch_size=4), tmp_path, CPU, quiet())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_run_saves_every_better_validation(tmp_path: Path) -> None:
-    """Though none of them falls on a step at which it would save anyway."""
-    train(recipe_of(steps=16, save_every=100, validate_every=3, keep_best=True), tmp_path, CPU, quiet())
-    steps = sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir()))
-    best = checkpoint.best(tmp_path / "checkpoints")
-    assert best is not None
-    assert {checkpoint.step_of(best), 16} == set(steps)
 
 
 # --- Weights of another run

@@ -151,3 +151,11 @@ def test_a_corpus_that_fails_fails_the_step() -> None:
 
     with pytest.raises(OSError, match="gone"):
         step_of(IlmConfig(), Broken(EXAMPLES))(0)
+
+
+def test_the_next_stretch_is_read_while_this_one_is_at_work() -> None:
+    corpus = Watched(EXAMPLES)
+    source = Streamed(family_of(IlmConfig()), corpus, Order(len(EXAMPLES), 8, 1), CPU)
+    source.batch(0)
+    source._reader.shutdown()  # waits for what is under way
+    assert corpus.read == 1 + 2 * source.stretch * 8

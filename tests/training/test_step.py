@@ -257,3 +257,28 @@ def test_the_average_of_a_short_run_is_not_its_beginning() -> None:
     assert same(step.state()["ema"], before)
     step(1)
     assert not same(step.state()["ema"], before)
+
+
+def test_an_example_is_corrupted_anew_in_every_epoch() -> None:
+    step, example = build(), torch.arange(8)
+    one, again, other = (step._losses(example, torch.full_like(example, epoch), None).total for epoch in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_averaged_is_the_model_with_its_average_for_a_while() -> None:
+    step = build()
+    for number in range(6):
+        step(number)
+    before = weights(step)
+    with step.averaged() as family:
+        held = copied(dict(family.named_parameters()))
+    assert same(held, copied(step.state()["ema"]))
+    assert not same(held, before)
+    assert same(weights(step), before)
+
+
+def test_muon_is_for_all_matrices_of_the_blocks_and_for_them_alone() -> None:
+    step = build(optim=OptimConfig(matrices="muon"))
+    found = {name.partition("/")[0] for name in step.state()["optimizer"] if name.endswith("/momentum")}
+    assert found == {f"backbone.blocks.0.{layer}.weight" for layer in ("qkv", "out", "up", "down")}

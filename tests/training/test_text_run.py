@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from rich.console import Console
+from running import CPU, logged, quiet
 
 from insertlm.api import load
 from insertlm.cli import main
@@ -25,7 +25,6 @@ from insertlm.training import rows as module
 from insertlm.training.distributed import Processes
 from insertlm.training.loop import build_family, train
 
-CPU = Processes(torch.device("cpu"))
 STORIES = [f"The {animal} number {i} sat on the mat." for i in range(30) for animal in ("cat", "dog")]
 
 
@@ -53,17 +52,6 @@ def recipe_of(folder: Path, family: dict[str, Any] | None = None, **changes: Any
         "decode": {"max_steps": 5},
     }
     return parse_recipe(tree, "test")
-
-
-def logged(run: Path) -> list[dict[str, float]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [
-        {key: value for key, value in line.items() if key not in ("steps_per_second", "data_wait")} for line in lines
-    ]
-
-
-def quiet() -> Console:
-    return Console(quiet=True)
 
 
 @pytest.mark.parametrize("family", [{"name": "ilm"}, {"name": "mdm", "block": 24}, {"name": "arm"}, {"name": "it"}])
@@ -193,3 +181,25 @@ def test_that_nothing_is_left_for_validation_is_known_before_the_first_step(fold
     with pytest.raises(InsertlmError, match="no document for the validation split"):
         train(recipe_of(folder), folder / "run", CPU, quiet())
     assert not (folder / "run").exists()
+
+
+def test_a_validation_is_of_the_averaged_weights_on_the_validation_split(folder: Path) -> None:
+    """Without dropout, so what is logged is what the model that is kept has."""
+    recipe, run = recipe_of(folder), folder / "run"
+    train(recipe, run, CPU, quiet())
+    examples = recipe.task.examples("validation")
+    expected = mean_losses(load(run, "cpu").family, examples, 4, halved=False, processes=CPU)
+    assert logged(run)[-1] == {
+        "step": 20,
+        **{f"validation_{name}": pytest.approx(value, rel=1e-6) for name, value in expected.items()},
+    }
+
+
+def test_the_best_checkpoint_of_a_corpus_has_the_lowest_loss(folder: Path) -> None:
+    run = folder / "run"
+    train(recipe_of(folder, save_every=100, validate_every=4, keep_best=True, keep=9), run, CPU, quiet())
+    losses = {line["step"]: line["validation_loss"] for line in logged(run) if "validation_loss" in line}
+    best = checkpoint.best(run / "checkpoints")
+    assert best is not None
+    assert checkpoint.step_of(best) == min(losses, key=losses.__getitem__)
+    assert checkpoint.score_of(best) == -losses[checkpoint.step_of(best)]

@@ -165,7 +165,7 @@ def latest(folder: Path) -> Path | None:
 def best(folder: Path) -> Path | None:
     """The complete checkpoint with the highest score, of several the latest, or None if none has a score."""
     try:
-        scores = {path: _read_manifest(path).score for path in _complete(folder)}
+        scores = {path: _legible_score(path) for path in _complete(folder)}
     except OSError as error:
         raise InsertlmError(f"cannot list the checkpoints in {folder}: {reason(error)}") from error
     rated = {path: score for path, score in scores.items() if score is not None}
@@ -174,6 +174,14 @@ def best(folder: Path) -> Path | None:
 
 def score_of(path: Path) -> float | None:
     return _read_manifest(path).score
+
+
+def _legible_score(path: Path) -> float | None:
+    """None if the manifest is damaged: a run goes on with the newest checkpoint, whatever became of older ones."""
+    try:
+        return score_of(path)
+    except InsertlmError:
+        return None
 
 
 def load(path: Path) -> Checkpoint:

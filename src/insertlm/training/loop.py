@@ -6,6 +6,7 @@ and one number.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -230,7 +231,7 @@ class _Run:
         return scores["sequence_accuracy"] if answers else -scores["loss"]
 
     def _is_best(self, score: float | None) -> bool:
-        if score is None or (self.best is not None and score <= self.best):
+        if score is None or not score > (-math.inf if self.best is None else self.best):  # nor is nan
             return False
         self.best = score
         return True

@@ -1,0 +1,144 @@
+"""What a run logs, how it validates, what it keeps, and that its seed and precision are those of its recipe."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from running import CPU, logged, quiet, recipe_of
+
+from insertlm.errors import InsertlmError
+from insertlm.training import checkpoint, loop
+from insertlm.training.loop import train
+from insertlm.training.optim import OptimConfig
+from insertlm.training.step import TrainStep
+
+
+def test_the_rate_that_is_logged_is_that_of_the_last_step(tmp_path: Path) -> None:
+    recipe = recipe_of(steps=16, validate_every=0)
+    train(recipe, tmp_path, CPU, quiet())
+    for line in logged(tmp_path):
+        assert line["learning_rate"] == recipe.optim.rate(int(line["step"]) - 1, 16)
+
+
+def test_no_mean_spans_a_checkpoint_of_the_best(tmp_path: Path) -> None:
+    train(recipe_of(steps=16, save_every=100, log_every=100, validate_every=6, keep_best=True), tmp_path, CPU, quiet())
+    assert [line["step"] for line in logged(tmp_path) if "loss" in line] == [6, 12, 16]
+
+
+def test_speed_is_that_of_the_steps_since_the_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validation takes a hundred seconds here, and a step one."""
+    clock = [0.0]
+    step, validate = TrainStep.__call__, loop._Run._validate
+
+    def slow_step(self: TrainStep, number: int) -> Any:
+        clock[0] += 1
+        return step(self, number)
+
+    def slow_validation(self: Any) -> float:
+        clock[0] += 100
+        return validate(self)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(TrainStep, "__call__", slow_step)
+    monkeypatch.setattr(loop._Run, "_validate", slow_validation)
+    train(recipe_of(steps=16, validate_every=3), tmp_path, CPU, quiet())
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert {line["steps_per_second"] for line in lines if "loss" in line} == {1.0}
+
+
+def test_every_example_of_a_validation_has_a_seed_of_its_own() -> None:
+    prompts = loop._prompts(recipe_of().task.examples("validation"))
+    assert [prompt.seed for prompt in prompts] == list(range(10))
+
+
+# --- Seed and precision
+
+
+def test_fresh_weights_depend_on_the_seed() -> None:
+    families = [dict(loop.build_family(recipe_of(seed=seed)).named_parameters()) for seed in (1, 1, 2)]
+    name = "backbone.embedding.weight"
+    first, again, other = (named[name] for named in families)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_order_depends_on_the_seed(tmp_path: Path) -> None:
+    """And the noise with it, whose seed is the same."""
+    first, still = tmp_path / "first", OptimConfig(learning_rate=0.0)
+    assert train(recipe_of(steps=1), first, CPU, quiet())
+    for run, seed in (("one", 1), ("again", 1), ("other", 2)):
+        recipe = recipe_of(steps=1, start=str(first), seed=seed, validate_every=0)
+        assert train(msgspec.structs.replace(recipe, optim=still), tmp_path / run, CPU, quiet())
+    one, again, other = (logged(tmp_path / run)[0]["loss"] for run in ("one", "again", "other"))
+    assert one == again != other
+
+
+def test_a_run_computes_in_the_precision_of_its_recipe(tmp_path: Path) -> None:
+    for precision in ("auto", "float32", "bfloat16"):
+        recipe = recipe_of(steps=2, validate_every=0, precision=precision)
+        assert train(recipe, tmp_path / precision, CPU, quiet())
+    auto, full, half = (logged(tmp_path / precision) for precision in ("auto", "float32", "bfloat16"))
+    assert auto == full
+    assert full != half
+
+
+# --- The best checkpoint
+
+
+def test_a_score_that_is_only_as_good_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "accuracy", lambda *_: {"sequence_accuracy": 50.0})
+    train(recipe_of(steps=16, save_every=100, validate_every=3, keep=9, keep_best=True), tmp_path, CPU, quiet())
+    assert sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir())) == [3, 16]
+
+
+def test_a_score_that_is_no_number_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([math.nan, 10.0, math.nan, 20.0])
+    monkeypatch.setattr(loop, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
+    train(recipe_of(steps=12, save_every=100, validate_every=3, keep=9, keep_best=True), tmp_path, CPU, quiet())
+    assert sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir())) == [6, 12]
+
+
+def test_the_best_checkpoint_outlives_later_ones_that_are_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([10.0, 50.0, 20.0, 20.0, 30.0, 40.0])
+    monkeypatch.setattr(loop, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
+    train(recipe_of(steps=16, save_every=5, validate_every=3, keep=1, keep_best=True), tmp_path, CPU, quiet())
+    found = {checkpoint.step_of(path): checkpoint.score_of(path) for path in (tmp_path / "checkpoints").iterdir()}
+    assert found == {6: 50.0, 16: 40.0}
+
+
+def test_a_run_that_goes_on_knows_the_best_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([50.0, 10.0, 10.0])
+    monkeypatch.setattr(loop, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
+    plain = checkpoint.commit
+
+    def killed(*what: Any, **more: Any) -> Path:
+        place = plain(*what, **more)
+        if checkpoint.step_of(place) == 5:
+            raise InsertlmError("that is enough")
+        return place
+
+    monkeypatch.setattr(checkpoint, "commit", killed)
+    recipe = recipe_of(steps=9, save_every=5, validate_every=4, keep=9, keep_best=True)
+    with pytest.raises(InsertlmError, match="that is enough"):
+        train(recipe, tmp_path, CPU, quiet())
+    scores = iter([10.0, 10.0])
+    train(recipe, tmp_path, CPU, quiet())
+    assert sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir())) == [4, 5, 9]
+
+
+@pytest.mark.parametrize("keep_best", [False, True])
+def test_a_damaged_old_checkpoint_does_not_keep_a_run_from_going_on(tmp_path: Path, keep_best: bool) -> None:
+    recipe = recipe_of(steps=14, save_every=7, keep=2, validate_every=7, keep_best=keep_best)
+    train(recipe, tmp_path, CPU, quiet())
+    manifest = tmp_path / "checkpoints" / "step-00000007" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:20])
+    assert train(recipe, tmp_path, CPU, quiet())

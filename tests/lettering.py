@@ -16,9 +16,10 @@ from insertlm.backbone.transformer import ModelConfig
 from insertlm.config import Recipe
 from insertlm.decoding.settings import DecodeConfig
 from insertlm.families.base import Family
+from insertlm.infilling import Infilling, Request, infill
 from insertlm.tokenizers import Specials
 
-__all__ = ["FREE", "Few", "Letters", "build", "free", "text_model"]
+__all__ = ["FREE", "Few", "Letters", "build", "filled", "free", "text_model"]
 
 FREE = DecodeConfig(temperature=1.0, position_top_k=0, max_steps=12)
 
@@ -71,3 +72,7 @@ def text_model(family: Family, name: str = "text") -> Model:
     task = SimpleNamespace(tokenizer=Letters(), parse_prompt=lambda text: [])
     recipe = SimpleNamespace(task=task, decode=free(family))
     return Model(family, cast(Recipe, recipe), Path(name))
+
+
+def filled(family: Family, request: Request, seeds: Sequence[int] = (0,), **changes: Any) -> list[Infilling]:
+    return [infill(family, Letters(), [request], free(family, **changes), seed)[0] for seed in seeds]

@@ -9,7 +9,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,10 +17,11 @@ from typing import Any, cast
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lettering import FREE, Few, Letters, build, free, text_model
+from lettering import FREE, Few, Letters, build, filled, text_model
 
-from insertlm import api
+from insertlm import api, infilling
 from insertlm.cli import main
+from insertlm.decoding.trajectory import Insertion, Trajectory
 from insertlm.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
@@ -28,6 +29,7 @@ from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
 from insertlm.infilling import Infilling, Request, infill
+from insertlm.requests import Given
 
 HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking a failure would take minutes
 
@@ -40,10 +42,6 @@ def letters() -> Family:
 @pytest.fixture(scope="module")
 def few() -> Family:
     return build(IlmConfig(), Few)
-
-
-def filled(family: Family, request: Request, seeds: Sequence[int] = (0,), **changes: Any) -> list[Infilling]:
-    return [infill(family, Letters(), [request], free(family, **changes), seed)[0] for seed in seeds]
 
 
 texts = st.text("ab_\\ .é🙂\n", max_size=8)
@@ -163,6 +161,25 @@ def test_banned_words_do_come_about_by_other_spellings(few: Family) -> None:
     assert any(result.spelling(["o"]) for result in free)
     spelt = {result.spelling(["co", "do", "to"]) for result in free} - {()}
     assert any(len(run) > 1 for run in spelt)
+
+
+def test_a_spelling_is_what_wrote_the_word_and_no_more() -> None:
+    """In any blank, with what is given beside it."""
+    given = Given.of(["x ", " y ", "."], Letters(), anywhere=False)
+    cat, dog, space, t, o = 257, 258, *map(ord, " to")
+    written = (1, cat), (4, space), (5, t), (6, o), (7, dog)
+    events = [Insertion(step, rank, token, -0.5, 0.5) for step, (rank, token) in enumerate(written)]
+    result = Infilling(Trajectory([], given.ids, events, 0.5, True), given, Letters())
+    assert result.text == "x cat y to dog."
+    expected = {"cat": (cat,), "x cat": (cat,), "to": (t, o), "y to": (space, t, o), "dog.": (dog,)}
+    expected |= {"y": (), ".": (), "at": ()}  # given, or no whole word
+    assert {word: result.spelling([word]) for word in expected} == expected
+
+
+def test_attempts_to_keep_a_word_out_come_to_an_end(few: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infilling, "_ATTEMPTS", 1)
+    with pytest.raises(InsertlmError, match=r"^cannot keep 'dog' out of the text; expected other banned words$"):
+        filled(few, Request("x do___", max_length=2, banned=["dog"]), range(40))
 
 
 # --- Families

@@ -58,6 +58,10 @@ def test_the_function_is_this_one() -> None:
     assert hash32(1, torch.tensor([0, 1])[:, None], torch.arange(3)).tolist() == expected
 
 
+def test_all_bits_of_a_seed_matter() -> None:
+    assert len({int(hash32(seed, 2)) for seed in (1, 1 + (1 << 31), 1 + (1 << 33), 1 + (1 << 62))}) == 4
+
+
 def test_order_and_number_of_counters_matter() -> None:
     assert len({int(hash32(1, *c)) for c in [(2,), (2, 0), (0, 2), (2, 3), (3, 2), (2, 3, 0)]}) == 6
 

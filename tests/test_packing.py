@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insertlm.packing import Packing, Segments
+from insertlm.packing import Packing, Segments, most_spare
 
 
 @st.composite
@@ -93,6 +93,12 @@ def test_with_a_capacity_shapes_do_not_depend_on_what_is_kept(keep: list[list[bo
     mask = torch.tensor(keep)
     packings = [Packing(m, capacity) for m in (mask, ~mask, torch.ones_like(mask))]
     assert len({(len(p.segments.cu), p.segments.longest, p.total, len(p.pack(mask))) for p in packings}) == 1
+
+
+def test_the_longest_tail_is_in_pieces_too() -> None:
+    keep = torch.ones(2, 7, dtype=torch.bool)
+    segments = Packing(keep, 14 + most_spare(14)).segments
+    assert int(segments.lengths.max()) <= segments.longest == 7
 
 
 def test_other_types_of_matrix_are_packed_too() -> None:

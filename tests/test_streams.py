@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +19,10 @@ from lettering import FREE, Few, Letters, build, text_model
 from torch import Tensor
 
 from insertlm.decoding.score import restoring_gaps
-from insertlm.drafts import Event, Stream, spell
+from insertlm.decoding.session import Progress
+from insertlm.decoding.settings import Prompt
+from insertlm.decoding.trajectory import Insertion
+from insertlm.drafts import Event, Stream, Writing, spell
 from insertlm.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
@@ -63,6 +68,7 @@ def test_events_put_together_are_the_text(
     assert [event.token for event in events] == [event.token for event in alone.trajectory.events]
     assert "".join(piece.text for piece in result.pieces) == result.text
     assert {piece.order for piece in result.pieces} - {None} <= {event.order for event in events}
+    assert all(events[piece.order].text.endswith(piece.text) for piece in result.pieces if piece.order is not None)
     assert "".join(replay(draft, events)) == result.text  # all that is written here is ASCII
 
 
@@ -75,6 +81,34 @@ def test_samples_are_shown_side_by_side_and_no_more_than_asked(few: Family) -> N
     assert sum(a != b for a, b in pairwise(first)) > 5
     for sample, result in enumerate(results):
         assert first.count(sample) == len(result.trajectory.events)
+    spans = [(first.index(sample), len(first) - 1 - first[::-1].index(sample)) for sample in range(5)]
+    assert max(sum(begun <= place <= ended for begun, ended in spans) for place in range(len(first))) == 2
+
+
+def test_results_come_in_the_order_asked_for(few: Family) -> None:
+    requests = [Request("a ___", min_length=5, max_length=5), Request("b ___", max_length=1)]
+    stream = Stream(few, begin(few, Letters(), requests, FREE, 0), FREE, 8)
+    assert [result.text[0] for result in stream.results] == ["a", "b"]
+
+
+def test_an_event_tells_all_of_its_insertion() -> None:
+    insertions = [Insertion(2, 0, ord("a"), -0.5, 0.25), Insertion(2, 0, ord("b"), -1.0, None)]
+    events, result = Writing(Prompt([]), Letters()).see(Progress(7, insertions, None), 3)
+    assert result is None
+    assert events == [
+        Event(3, 0, 2, 0, 97, "a", math.exp(-0.5), 0.25),
+        Event(3, 1, 2, 0, 98, "b", math.exp(-1.0), None),
+    ]
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
+    assert spell(Letters(), Letters().encode("aé🙂")) == ["a", "", "é", "", "", "", "🙂"]
+
+
+def test_what_tokens_spell_adds_up_if_more_of_them_read_otherwise() -> None:
+    """As with tokenizers that tidy up behind themselves."""
+    odd = SimpleNamespace(decode=lambda ids: {1: "ab", 2: "x", 3: "abc"}[len(ids)])
+    assert spell(cast(Any, odd), [0, 1, 2]) == ["ab", "", "c"]
 
 
 def test_banned_words_hold_a_text_back_until_it_is_right(few: Family) -> None:
@@ -129,6 +163,10 @@ def _ask(ilm: ILM, text: list[int]) -> tuple[Tensor, float]:
     hidden = ilm.backbone(row, torch.arange(len(row)), attention)
     logits = hidden[1:] @ ilm.unembedding.weight[ilm.writable].T
     return logits.flatten().softmax(0).view_as(logits), float(ilm.stop(hidden[:1]).softmax(-1)[0, 0])
+
+
+def test_a_token_can_go_back_anywhere_among_its_equals() -> None:
+    assert [[*restoring_gaps([5, 5, 6, 6], k)] for k in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 def test_scores_of_odd_texts(few: Family) -> None:

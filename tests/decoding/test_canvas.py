@@ -114,6 +114,14 @@ def test_selected_rows_go_on_alone() -> None:
     assert not bool(canvas.open[1, 3])
 
 
+def test_rows_that_join_keep_a_column_for_nothing() -> None:
+    one, other = (Canvas.start([Prompt([])], STOP, BOS, 1, CPU) for _ in range(2))
+    whole = one.join(other, 0)
+    whole.insert(torch.tensor([[1, -1], [1, -1]]), torch.tensor([[7, 8], [7, 8]]))
+    assert whole.tokens[:, 2].tolist() == [7, 7]
+    assert whole.open[:, 2].tolist() == [True, True]
+
+
 @given(st.lists(prompts(), min_size=2, max_size=4), st.data())
 @settings(max_examples=40)
 def test_rows_that_join_are_what_they_were(batch: list[Prompt], data: st.DataObject) -> None:

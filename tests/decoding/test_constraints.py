@@ -137,6 +137,14 @@ def test_with_time_enough_what_is_owed_comes(tiny_ilm: TinyIlm, prompt: Prompt, 
     assert written.complete == (config is LAZY)
 
 
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_a_limit_on_length_cuts_what_is_owed(tiny_ilm: TinyIlm, prefix_lm: bool) -> None:
+    prompt = Prompt([1], start=[2], required=((3, 4, 5),))
+    [written] = tiny_ilm(prefix_lm=prefix_lm).decode([prompt], msgspec.structs.replace(LAZY, max_length=6))
+    assert [event.token for event in written.events] == [3, 4]
+    assert not written.complete
+
+
 def test_rules_that_ask_for_nothing_change_nothing(tiny_ilm: TinyIlm) -> None:
     ilm = tiny_ilm()
     config = DecodeConfig(stop_threshold=0.5, temperature=1.0, position_top_k=0, max_steps=12)
@@ -177,6 +185,28 @@ def test_a_required_run_stays_in_one_piece() -> None:
     text.write(2, 5)  # the model's own doing
     assert text.move(True, 9).complete
     assert text.move(False, 9).slots == [1, 3]
+
+
+def test_room_is_kept_gap_by_gap() -> None:
+    """Three places in all, but only the second gap takes a run of two."""
+    bounds = {0: Bounds(0, 1), 1: Bounds(0, 2)}
+    text = RuledText(Prompt([], start=[1], bounds=bounds, required=((4, 5),)))
+    assert text.move(False, 9)[:3] == (False, [1], None)
+
+
+def test_a_required_run_goes_where_the_least_is_missing() -> None:
+    text = RuledText(Prompt([], start=[1], bounds={1: Bounds(2)}, required=((4, 5),)))
+    assert text.move(True, 2)[:3] == (False, [2], [4])
+
+
+def test_the_longest_that_is_missing_comes_first() -> None:
+    text = RuledText(Prompt([], required=((4,), (5, 6), (7, 6))))
+    assert sorted(text.move(True, 9).words or ()) == [5, 7]
+
+
+def test_what_is_required_twice_is_owed_once() -> None:
+    text = RuledText(Prompt([], bounds={0: Bounds(0, 3)}, required=((4, 5), (4, 5))))
+    assert text.move(False, 3).words is None  # one place is to spare
 
 
 def test_limits_make_haste() -> None:
@@ -222,6 +252,10 @@ def test_heads_are_for_the_edge_of_their_gap() -> None:
         ({"bounds": {1: Bounds(7)}}, "the gaps of a prompt must get at least 7 tokens; there is room for 6"),
         (
             {"headed": frozenset({1}), "heads": frozenset({9})},
+            "headed gaps: expected open ones, and heads that can be written and are not banned",
+        ),
+        (
+            {"headed": frozenset({1}), "heads": frozenset({3}), "banned": ((3,),)},
             "headed gaps: expected open ones, and heads that can be written and are not banned",
         ),
         ({"banned": ((),)}, "banned and required: expected ids that can be written, got []"),

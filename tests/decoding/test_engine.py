@@ -223,6 +223,13 @@ def test_limits_and_threshold_end_a_sequence_and_nothing_else(
         assert not (closed and written.events)
 
 
+def test_the_limit_of_the_model_holds_whatever_is_asked(tiny_ilm: TinyIlm) -> None:
+    ilm = tiny_ilm()
+    ilm.model = msgspec.structs.replace(ilm.model, max_length=7)
+    [written] = ilm.decode([Prompt([1, 2])], settled(ENDLESS, max_length=50))
+    assert (len(written.ids), written.complete) == (3, False)
+
+
 def test_rows_that_leave_take_their_prefix_along(tiny_ilm: TinyIlm) -> None:
     """The first, the last and the middle one leave in turn: the longer the prefix, the earlier."""
     ilm, config = tiny_ilm(prefix_lm=True), settled(ENDLESS, max_length=10, max_steps=50)
@@ -281,6 +288,7 @@ def test_seeds_make_the_difference_only_where_something_is_drawn(tiny_ilm: TinyI
     cases: list[tuple[dict[str, Any], bool]] = [
         ({}, False),
         ({"joint": True}, False),
+        ({"joint": True, "position_top_k": 0}, False),  # of two steps alone
         ({"top_k": 1, "temperature": 1.0}, False),
         ({"position_top_k": 0}, True),
         ({"temperature": 1.0}, True),

@@ -158,6 +158,20 @@ def test_texts_of_one_kind_share_the_network(tiny_ilm: TinyIlm) -> None:
     assert rows == [4, 5 + 3, 6 + 4, 2, 7 + 5, 3, 2]
 
 
+def test_a_threshold_that_is_just_reached_ends_a_text(tiny_ilm: TinyIlm) -> None:
+    """Among texts of one setting, and of several."""
+    ilm, same, other = tiny_ilm(), DecodeConfig(stop_threshold=0.5), DecodeConfig(stop_threshold=0.5, temperature=0.7)
+    for parameter in ilm.stop.parameters():
+        parameter.data.zero_()  # one half, whatever it reads
+    for settings_ in ([same], [same, other]):
+        session = Session(ilm)
+        for each in settings_:
+            session.add([Prompt([1])], each)
+        assert [progress.ended is not None and progress.ended.complete for progress in session.step()] == [True] * len(
+            settings_
+        )
+
+
 def test_what_cannot_be_decoded_is_refused_and_leaves_no_trace(tiny_ilm: TinyIlm) -> None:
     session = Session(tiny_ilm())
     with pytest.raises(InsertlmError, match="a prompt has the id 99"):

@@ -103,7 +103,8 @@ def test_seed_example_and_epoch_all_matter(tiny_ilm: TinyIlm) -> None:
     rows = equal_targets(tiny_ilm(), 30, 1)
     cases = [noise_of(1), noise_of(1, seed=1), noise_of(1, first=1), noise_of(1, epoch=1)]
     assert len({tuple(corrupt(rows, noise).deleted[0].tolist()) for noise in cases}) == len(cases)
-    assert len({tuple(corrupt(rows, noise).dropout[:3].tolist()) for noise in cases}) == len(cases)
+    for row in range(3):  # of the prefix, <stop> and <bos>
+        assert len({int(corrupt(rows, noise).dropout[row]) for noise in cases}) == len(cases)
 
 
 def test_dropout_has_another_key_for_every_token(tiny_ilm: TinyIlm) -> None:
@@ -226,19 +227,21 @@ class Textbook:
     attention: Softmax
     variant: Variant = Variant()
 
-    def losses(self, batch: list[Example], deleted: list[list[bool]]) -> tuple[Tensor, Tensor]:
-        """Token loss and stop loss, means over examples."""
-        parts = [self._example(example, row) for example, row in zip(batch, deleted, strict=True)]
+    def losses(
+        self, batch: list[Example], deleted: list[list[bool]], wanted: list[list[bool]] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Token loss and stop loss, means over examples. wanted: of what is deleted; None: all of it"""
+        parts = [self._example(*row) for row in zip(batch, deleted, wanted or deleted, strict=True)]
         token, stop = (torch.stack(part) for part in zip(*parts, strict=True))
         return token.mean(), stop.mean()
 
-    def _example(self, example: Example, deleted: list[bool]) -> tuple[Tensor, Tensor]:
+    def _example(self, example: Example, deleted: list[bool], asked: list[bool]) -> tuple[Tensor, Tensor]:
         special, (prefix, target) = self.ilm.specials, example
         visible = [special.stop, *prefix, special.bos]
         table = torch.zeros(len(visible) + len(target), self.ilm.vocabulary, dtype=torch.float64)
-        for token, gone in zip(target, deleted[: len(target)], strict=True):
+        for token, gone, now in zip(target, deleted, asked, strict=False):
             if gone:
-                table[len(visible) - 1, token] += 1
+                table[len(visible) - 1, token] += now
             else:
                 visible.append(token)
         hidden = self._hidden(visible, len(prefix))
@@ -317,6 +320,19 @@ def test_prefix_slots_take_part_and_the_stop_token_does_not(
     assert_close(found, Textbook(ilm, softmax_attention).losses(batch, deleted)[0].detach())
     other = Textbook(ilm, softmax_attention, wrong).losses(batch, deleted)[0].detach()
     assert abs(float(found - other)) > 0.01
+
+
+def test_of_groups_only_what_may_come_next_is_in_the_loss(tiny_ilm: TinyIlm, softmax_attention: Softmax) -> None:
+    """And the mean is over that alone."""
+    ilm = tiny_ilm()
+    ilm.config = IlmConfig(group=2, frame=0.5)
+    batch, rows, noise = mixed_batch(ilm)
+    x = corrupt(rows, noise, config=ilm.config)
+    assert 5 <= int((x.wanted != x.deleted).any(1).sum()) < len(batch)
+    found = ilm.losses(rows, noise).parts
+    token, stop = Textbook(ilm, softmax_attention).losses(batch, x.deleted.tolist(), x.wanted.tolist())
+    assert_close(found["token_loss"], token.detach())
+    assert_close(found["stop_loss"], stop.detach())
 
 
 def test_complete_examples_have_no_token_loss_but_count_in_the_mean(tiny_ilm: TinyIlm) -> None:

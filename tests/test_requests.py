@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from lettering import FREE, Few, Letters, build, filled
 
@@ -70,3 +72,33 @@ def test_words_are_whole_where_they_begin_and_end_with_letters() -> None:
     assert whole_word("dog").search("a dog.")
     assert not whole_word("dog").search("a hotdog, dogs")
     assert all(whole_word(word).search("in c++ ... now") for word in ("c++", "...", "c"))
+
+
+@pytest.mark.parametrize("lengths", [{"min_length": 0}, {"max_length": 3}, {}])
+def test_a_required_word_may_begin_a_blank_with_a_space_of_its_own(few: Family, lengths: dict[str, Any]) -> None:
+    """Nothing that is written freely does so: a lone space is no head."""
+    for result in filled(few, Request("a ___ b", required=["to"], **lengths), range(10), stop_threshold=0.0):
+        assert result.complete
+        assert "to" in result.fills[0]
+
+
+def test_what_makes_a_banned_word_may_still_be_required(few: Family) -> None:
+    """“o” completes “d___g”, and is the required word itself: with another seed it goes elsewhere."""
+    request = Request("x d___g ___", banned=["dog"], required=["o"], max_length=4)
+    for result in filled(few, request, range(30)):
+        assert not whole_word("dog").search(result.text)
+        assert "o" in "".join(result.fills)
+
+
+def test_a_banned_word_may_be_a_part_of_a_required_one(few: Family) -> None:
+    request = Request("x ___ y", banned=["cat"], required=["catcat"])
+    for result in filled(few, request, range(10), stop_threshold=0.0):
+        assert result.complete
+        assert "catcat" in result.text
+        assert not whole_word("cat").search(result.text)
+
+
+def test_some_word_must_be_left_behind_a_space(few: Family) -> None:
+    line = r"^banned: nothing is left to begin a blank behind a space; expected fewer words$"
+    with pytest.raises(InsertlmError, match=line):
+        filled(few, Request("x ___", banned=["the", "cat", "dog"]))

@@ -12,7 +12,8 @@
 - A required word is written as its tokens, with a space before it, in one piece: it is in a fill letter for letter, if
   need be as a part of a longer word.
 - A banned word, as a whole word, is in no fill, nor made by a fill together with the text beside it. Its usual tokens
-  are barred; should it come about by others, these are barred too and the sample is written again.
+  are barred; should it come about by others, these are barred too and the sample is written again (with another seed
+  if they cannot be barred, since a required word has them).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
+from insertlm.decoding.constraints import contradicts
 from insertlm.decoding.settings import DecodeConfig
 from insertlm.decoding.trajectory import Trajectory
 from insertlm.drafts import Draft, Piece, spell
@@ -88,7 +90,7 @@ class Filling(Draft["Infilling"]):
 
     def __init__(self, task: Task, request: Request, tokenizer: Tokenizer, seed: int) -> None:
         super().__init__(task.prompt(seed), tokenizer, task.given.cells, sorted(task.given.places))
-        self.given, self.banned, self.attempts = task.given, request.banned, 0
+        self.given, self.banned, self.seed, self.attempts = task.given, request.banned, seed, 0
         self.held = bool(request.banned)
 
     def finish(self, trajectory: Trajectory) -> Infilling | None:
@@ -100,7 +102,10 @@ class Filling(Draft["Infilling"]):
         if self.attempts == _ATTEMPTS:
             words = " and ".join(map(repr, self.banned))
             raise InsertlmError(f"cannot keep {words} out of the text; expected other banned words")
-        self.prompt = replace(self.prompt, banned=(*self.prompt.banned, spelling))
+        again = replace(self.prompt, banned=(*self.prompt.banned, spelling))
+        if contradicts(again):
+            again = replace(self.prompt, seed=self.seed + (self.attempts << 32))
+        self.prompt = again
         return None
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 
 from insertlm.blanks import cut_out, parse_blanks
+from insertlm.decoding.constraints import contradicts, is_within
 from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family
@@ -118,9 +119,13 @@ class Task:
         if request.anywhere:
             given = Given.of(pieces, tokenizer, anywhere=True)  # takes long for texts that have no room anyway
         mosts = [bounds.get(gap, Bounds()).most for gap in given.places]
-        banned, required = _banned(family, tokenizer, request), _required(family, tokenizer, request, mosts)
+        required = _required(family, tokenizer, request, mosts)
+        banned = _banned(family, tokenizer, request, required)
         heads = _heads(tokenizer) if family.obedient and given.spaces else frozenset()
-        return cls(given, bounds, banned, required, heads)
+        task = cls(given, bounds, banned, required, heads)
+        if contradicts(task.prompt(0)):
+            raise InsertlmError("banned: nothing is left to begin a blank behind a space; expected fewer words")
+        return task
 
     def prompt(self, seed: int) -> Prompt:
         given = self.given
@@ -186,11 +191,13 @@ def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Col
     return tuple(runs.values())
 
 
-def _banned(family: Family, tokenizer: Tokenizer, request: Request) -> tuple[Run, ...]:
+def _banned(family: Family, tokenizer: Tokenizer, request: Request, required: Sequence[Run]) -> tuple[Run, ...]:
+    """Without what lies inside of a required word, such as “no” in “nobody”: it is seen to when the text is done."""
     if not all(word.strip() for word in request.banned):
         raise InsertlmError("banned: expected words, got an empty one")
     runs = (tuple(tokenizer.encode(form)) for word in request.banned for form in (word, f" {word}"))
-    return tuple(run for run in dict.fromkeys(runs) if run and _can_write(family, run))
+    free = (run for run in dict.fromkeys(runs) if run and not any(is_within(run, other) for other in required))
+    return tuple(run for run in free if _can_write(family, run))
 
 
 @lru_cache(maxsize=8)

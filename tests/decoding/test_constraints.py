@@ -101,7 +101,8 @@ def test_rules_are_kept(tiny_ilm: TinyIlm, batch: list[Prompt], config: DecodeCo
             assert not fill or gap in prompt.gaps
             most = prompt.bounds.get(gap, Bounds()).most
             assert most is None or len(fill) <= most
-            assert not fill or gap not in prompt.headed or fill[0] in prompt.heads
+            begun = any(tuple(fill[: len(run)]) == run[: len(fill)] for run in prompt.required)
+            assert not fill or gap not in prompt.headed or fill[0] in prompt.heads or begun
         line = [*prompt.start]
         for event in written.events:  # no insertion completes a banned run
             line.insert(event.rank, event.token)
@@ -229,6 +230,12 @@ def test_what_would_complete_a_banned_run_is_barred() -> None:
     text = RuledText(Prompt([], start=[1, 3], banned=((1, 2), (2, 3), (1, 4, 3), (5,))))
     assert text.move(False, 9).barred == [(2, 2), (2, 2), (2, 4)]
     assert text.move(False, 9).never == {5}
+
+
+def test_a_required_run_may_begin_a_headed_gap() -> None:
+    text = RuledText(Prompt([], start=[1], headed=frozenset({1}), heads=frozenset({4}), required=((5, 6),)))
+    assert text.move(False, 9).edges == [2]
+    assert (text.move(True, 9).words, text.move(True, 9).edges) == ([5], [])
 
 
 def test_heads_are_for_the_edge_of_their_gap() -> None:

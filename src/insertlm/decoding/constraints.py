@@ -2,7 +2,8 @@
 
 - A gap never gets more tokens than its most. A token belongs to the gap it was inserted into.
 - An insertion that would complete a banned run, with given tokens as its neighbours or not, is not in play.
-- The first token of a headed gap, as the text stands at any time, is one of the prompt's heads.
+- The first token of a headed gap, as the text stands at any time, is one of the prompt's heads, or a required run
+  begins there.
 - A text is not complete while a gap has less than its least or a required run is missing. If the model would stop, it
   must write: into gaps below their least first, whatever it likes there; then required runs.
 - A required run is written without a break, the longest that is missing first; of equals, and of places, the model
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from insertlm.decoding.settings import Bounds, Prompt
 from insertlm.errors import InsertlmError
 
-__all__ = ["Move", "RuledText", "check_rules"]
+__all__ = ["Move", "RuledText", "check_rules", "contradicts", "is_within"]
 
 Run = tuple[int, ...]
 _ENDLESS = 1 << 40  # the room of a gap without a most
@@ -106,8 +107,9 @@ class RuledText:
             self._tick_off()
 
     def _move(self, slots: list[int], words: list[int] | None = None) -> Move:
+        """words: of required runs; None: whatever the model likes"""
         barred = [(slot, token) for slot in slots for token in self._completions(slot)]
-        edges = [slot for slot in slots if slot in self.edges]
+        edges = [slot for slot in slots if slot in self.edges and words is None]
         return Move(False, slots, words, self.never, barred, edges, self.heads)
 
     def _begin(self) -> Move:
@@ -167,7 +169,7 @@ def check_rules(prompt: Prompt, writable: Collection[int], left: int) -> None:
         if not run or any(token not in writable for token in run):
             raise InsertlmError(f"banned and required: expected ids that can be written, got {list(run)}")
     for run in prompt.required:
-        if banned := [other for other in prompt.banned if _within(other, run)]:
+        if banned := [other for other in prompt.banned if is_within(other, run)]:
             raise InsertlmError(f"the ids {list(banned[0])} are banned and required")
         if not any(_room(prompt, gap) >= len(run) for gap in prompt.gaps):
             raise InsertlmError(f"the required ids {list(run)} do not fit into any gap")
@@ -175,10 +177,16 @@ def check_rules(prompt: Prompt, writable: Collection[int], left: int) -> None:
         raise InsertlmError("all that can be written is banned")
 
 
+def contradicts(prompt: Prompt) -> bool:
+    """Whether its banned runs leave no head for headed gaps, or forbid what is required."""
+    headless = bool(prompt.headed) and all((head,) in prompt.banned for head in prompt.heads)
+    return headless or any(is_within(run, other) for run in prompt.banned for other in prompt.required)
+
+
 def _room(prompt: Prompt, gap: int) -> int:
     most = prompt.bounds.get(gap, Bounds()).most
     return _ENDLESS if most is None else most
 
 
-def _within(part: Sequence[int], run: Sequence[int]) -> bool:
+def is_within(part: Sequence[int], run: Sequence[int]) -> bool:
     return any(run[k : k + len(part)] == part for k in range(len(run) - len(part) + 1))

@@ -51,7 +51,7 @@ class Prompt:
 
     And what is asked of it, if anything, see constraints.py:
     bounds: of gaps, by rank   banned, required: runs of ids that must never, or must once, be written side by side
-    headed: gaps of which the first token must be one of `heads`
+    headed: gaps of which the first token must be one of `heads`, or begin a required run
     """
 
     prefix: list[int]

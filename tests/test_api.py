@@ -79,6 +79,7 @@ def test_the_example_of_the_readme(assets: Path, capsys: pytest.CaptureFixture[s
     assert [line.startswith("Insertion(step=") for line in lines[1:]] == [True] * 6
     assert model.bundled
     assert model.step is None
+    assert not model.family.training
 
 
 def test_a_text_depends_on_its_prompt_and_seed_alone(assets: Path) -> None:
@@ -90,6 +91,19 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(assets: Path) -> None:
     assert [path.ids for path in together] == [path.ids for path in apart]
     assert last.ids == together[2].ids
     assert model.generate([]) == []
+
+
+def test_a_stream_is_decoded_as_asked(assets: Path) -> None:
+    model = insertlm.load(device="cpu")
+    drawn = model.generate([GRAPH] * 4, seed=5, temperature=3.0, position_top_k=0)
+    stream = model.generate([GRAPH] * 4, seed=5, temperature=3.0, position_top_k=0, stream=True)
+    assert [path.ids for path in stream.results] == [path.ids for path in drawn]
+    assert [path.ids for path in model.generate([GRAPH] * 4, seed=5)] != [path.ids for path in drawn]
+
+
+def test_weights_are_halved_if_asked(assets: Path) -> None:
+    kinds = [insertlm.load(device="cpu", halved=halved).family.parameters() for halved in (True, False)]
+    assert [{value.dtype for value in values} for values in kinds] == [{torch.bfloat16, torch.float32}, {torch.float32}]
 
 
 def test_a_run_gives_the_averaged_weights_of_its_newest_checkpoint(tmp_path: Path) -> None:

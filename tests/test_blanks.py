@@ -82,8 +82,19 @@ def test_tabs_and_line_ends_are_text() -> None:
     assert parse_blanks("a\t___\r\nb") == ["a\t", "\r\nb"]
 
 
+def test_many_backslashes_take_no_longer_than_other_text() -> None:
+    """Looking at them again from each of them would take ten minutes here."""
+    text = "\\" * 300_000 + "a"
+    assert parse_blanks(text) == [text]
+
+
+def test_characters_that_join_others_are_text() -> None:
+    assert parse_blanks("\U0001f469\u200d\U0001f52c ___") == ["\U0001f469\u200d\U0001f52c ", ""]
+
+
 def test_bytes_from_a_pipe() -> None:
     assert decode_text("é ___\n\n".encode()) == "é ___\n"
     assert decode_text(b"a\r\n") == "a"
+    assert decode_text(b"a\r\r\n") == "a\r"
     with pytest.raises(InsertlmError, match=r"^the text is not UTF-8: byte 0xff at byte 3$"):
         decode_text("é ".encode() + b"\xff")

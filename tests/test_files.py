@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,26 @@ def test_write_atomically_keeps_the_old_file_when_it_fails(tmp_path: Path, monke
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [each.name for each in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_the_disk_has_the_file_before_its_name_and_then_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: folders.append(stat.S_ISDIR(os.fstat(handle).st_mode)))
+    write_atomically(tmp_path / "recipe.yaml", b"new")
+    assert folders == [False, True]
+
+
+def test_two_processes_do_not_share_a_file_that_is_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda _: seen.update(path.name for path in tmp_path.iterdir()))
+    for number in (1, 2):
+        monkeypatch.setattr(os, "getpid", lambda number=number: number)
+        write_atomically(tmp_path / "recipe.yaml", b"new")
+    assert len(seen - {"recipe.yaml"}) == 2
 
 
 def test_write_atomically_into_a_missing_folder(tmp_path: Path) -> None:

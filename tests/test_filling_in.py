@@ -275,13 +275,21 @@ def command(few: Family, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-def test_the_command_prints_the_text(command: Callable[..., Any]) -> None:
+def test_the_command_prints_the_text(command: Callable[..., Any], few: Family) -> None:
     arguments = ("a\t___ b", "--samples", "3", "--max", "2", "--seed", "4", "--decode.max_steps", "30")
     out, _ = command(*arguments)
     lines = [json.loads(line) for line in command(*arguments, "--json")[0].splitlines()]
     assert out.splitlines() == [line["text"] for line in lines]
     assert all(line["text"] == f"a\t{line['fills'][0]} b" for line in lines)
+    alone = text_model(few).infill("a\t___ b", samples=3, seed=4, max_length=2, max_steps=30)
+    assert [line["text"] for line in lines] == [each.text for each in alone]
     assert {*lines[0]} == {"text", "fills", "complete", "stop_probability", "events"}
+
+
+def test_the_command_inserts_anywhere_if_asked(command: Callable[..., Any], few: Family) -> None:
+    out, _ = command("a ___ b c", "--anywhere", "--seed", "4")
+    assert out == f"{text_model(few).infill('a ___ b c', seed=4, anywhere=True)[0].text}\n"
+    assert not out.endswith(" b c\n")
 
 
 def test_the_command_shows_the_order(command: Callable[..., Any]) -> None:
@@ -329,7 +337,7 @@ def test_mistakes_are_one_line(command: Callable[..., Any], arguments: list[str]
 
 
 def test_the_command_fills_in_a_set(
-    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., Any], few: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     example = {"pieces": ["a ", " b", "."], "removed": ["cat", " dogs"], "text": "a cat b dogs."}
@@ -340,6 +348,10 @@ def test_the_command_fills_in_a_set(
         record = json.loads(line)
         assert record["output"] == f"a {record['fills'][0]} b{record['fills'][1]}."
         assert {**record, **example} == record
+    for argument, bounds in (["--true-lengths"], {"lengths_of": ["cat", " dogs"]}), (["--min", "4"], {"min_length": 4}):
+        command("set", "set.jsonl", "--out", "out.jsonl", "--count", "1", "--max", "4", "--seed", "3", *argument)
+        [alone] = filled(few, Request("a ___ b___.", max_length=4, **cast(Any, bounds)), [3])
+        assert json.loads(Path("out.jsonl").read_text(encoding="utf-8"))["fills"] == alone.fills
     assert command("set", "none.jsonl", "--out", "x", code=2)[1].startswith("insertlm: none.jsonl: no such file")
 
 

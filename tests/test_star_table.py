@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import side_by_side
+import star_cells
 import star_table
-from render_table import PAPER, markdown
+from render_table import PAPER, PUBLISHED_WAYS, markdown
 from side_by_side import Job
 from star_cells import WAYS, Cell
 
@@ -46,6 +50,32 @@ def test_some_families_are_evaluated_in_several_ways(tmp_path: Path) -> None:
     assert outs[0] == "evaluation-test-order-random.json"
     assert outs[-2] == "evaluation-validation-parallel-0.json"
     assert len(set(outs)) == 6
+
+
+def test_of_several_ways_those_that_are_missing_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cell, "_trained", lambda _: True)
+    cell = cell_of(tmp_path, "mdm")
+    random, certainty, margin = cell.ways
+    file = Path(cell.evaluation(certainty)[5])
+    file.parent.mkdir()
+    file.write_text(json.dumps({"step": cell.recipe.train.steps}))
+    assert cell.missing() == [cell.evaluation(random), cell.evaluation(margin)]
+
+
+@pytest.mark.parametrize("family", WAYS)
+def test_one_way_of_each_family_is_compared_with_the_paper(tmp_path: Path, family: str) -> None:
+    cell, scores = cell_of(tmp_path, family), defaultdict[str, Any](int)
+    told = [cell._evaluated(way, scores)["decoding"] for way in cell.ways]
+    assert sum(decoding in PUBLISHED_WAYS for decoding in told) == 1
+
+
+def test_seeds_splits_and_tasks_are_those_asked_for() -> None:
+    """The first seed of everything comes before the second of anything."""
+    words = ["--seeds", "4", "2", "--tasks", "easy", "hard", "--families", "ilm", "armo", "--split", "validation"]
+    cells = star_table._cells(star_table._arguments(words))
+    rows = [("easy", "ilm"), ("easy", "armo"), ("hard", "ilm")]
+    assert [(cell.seed, cell.task, cell.family) for cell in cells] == [(seed, *row) for seed in (4, 2) for row in rows]
+    assert {cell.split for cell in cells} == {"validation"}
 
 
 def test_a_recipe_that_is_wrong_is_known_before_anything_runs(tmp_path: Path) -> None:
@@ -128,6 +158,43 @@ def test_only_what_is_missing_is_done(folder: Path) -> None:
     assert missing(split="validation") == ["evaluate"]
     assert missing(seed=2) == ["train", "evaluate"]
     assert missing(changes=(*TINY.items(), ("train.batch_size", "32"))) == ["train", "evaluate"]
+
+
+def test_what_was_cut_off_is_missing(folder: Path, tmp_path: Path) -> None:
+    """A training whose last checkpoint is not the last step, and an evaluation of an earlier one."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    cell = cell_of(tmp_path, seed=1, rate="1e-3", changes=tuple(TINY.items()))
+    file = cell.run / "evaluation-test.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "step": 2}))
+    assert cell.missing() == [cell.evaluation({})]
+    checkpoints = cell.run / "checkpoints"
+    (checkpoints / "step-00000004").rename(checkpoints / "step-00000002")
+    assert cell.missing() == [cell.training(), cell.evaluation({})]
+
+
+def test_training_is_told_in_minutes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(star_cells, "training_seconds", lambda log, steps: [90.0 for _ in steps])
+    [found] = cell_of(folder, seed=1, rate="1e-3", changes=tuple(TINY.items())).records()
+    assert found["training_minutes"] == 1.5
+
+
+def test_a_record_tells_the_seed_of_its_cell(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Cell, "_trained", lambda _: True)
+    cell = cell_of(tmp_path, seed=3, changes=tuple(TINY.items()))
+    shutil.copytree(folder / "easy-ilm-mini-seed1-rate1e-3", cell.run)
+    assert [found["seed"] for found in cell.records()] == [3]
+
+
+def test_what_is_there_of_a_cell_that_was_cut_off_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(Cell, "missing", lambda _: [["evaluate"]])
+    monkeypatch.setattr(side_by_side, "run", lambda jobs, at_once, ended, until: limits.append(until))
+    start, out = time.monotonic(), tmp_path / "table.json"
+    assert table(folder, "--families", "ilm", "--rates", "1e-3", "--deadline", "1000", "--out", str(out)) == 1
+    assert len(records_in(out)) == 1
+    assert start + 990 <= limits[0] <= time.monotonic() + 1000 - star_table.MARGIN
 
 
 def test_a_deadline_that_is_over_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,6 +301,12 @@ def test_every_setting_has_its_own_table() -> None:
     paper, mini = text.split("\n\nThe `mini` preset")
     assert paper.count("star-hard") == 2  # one row for each rate
     assert mini.count("star-hard") == 1
+
+
+def test_a_row_is_the_mean_of_its_seeds() -> None:
+    text = markdown([record("ilm", exact, seed=seed) for seed, exact in enumerate((1.0, 2.0, 6.0), start=1)])
+    assert "| 3.00 ± 2.65 |" in text
+    assert "| 1, 2, 3 |" in text
 
 
 def test_several_files_are_rendered_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from insertlm.errors import InsertlmError
 __all__ = ["cut_out", "decode_text", "is_control", "parse_blanks"]
 
 # Backslashes and the underscores behind them.
-_UNDERSCORES = re.compile(r"(\\*)(_+)")
+_UNDERSCORES = re.compile(r"(?<!\\)(\\*)(_+)")
 _BLANK = 3  # underscores
 _EXPECTED = "expected text with ___ where something is missing"
 

@@ -12,6 +12,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ import insertlm
 from insertlm import api, commands, folders
 from insertlm.cli import main
 from insertlm.decoding.trajectory import Insertion, Trajectory
+from insertlm.evaluation import report
 from insertlm.subwords import load_tokenizer
 from insertlm.tasks.star import PRESETS, Star
 
@@ -88,6 +90,32 @@ def test_evaluation_of_another_split_count_and_place(capsys: pytest.CaptureFixtu
     record = json.loads(out.read_text(encoding="utf-8"))
     assert [record["split"], record["count"], record["decode"]["temperature"]] == ["validation", 4, 1.0]
     assert not Path(RUN, "evaluation-validation.json").exists()
+
+
+def test_what_is_evaluated_is_the_split_decoded_as_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    evaluate = report.evaluate
+
+    def note(family: Any, task: Any, examples: Any, settings: Any, *rest: Any) -> report.Scores:
+        seen.append((list(examples), settings))
+        return evaluate(family, task, examples, settings, *rest)
+
+    monkeypatch.setattr(report, "evaluate", note)
+    arguments = [
+        "--split",
+        "validation",
+        "--count",
+        "4",
+        "--decode.temperature",
+        "1",
+        "--out",
+        str(tmp_path / "x.json"),
+    ]
+    output(capsys, "evaluate", RUN, *arguments)
+    model = insertlm.load(RUN)
+    assert seen == [(list(model.recipe.task.examples("validation", 4)), model.settings(temperature=1.0))]
 
 
 def test_evaluating_a_bundled_model_writes_only_where_told(
@@ -166,6 +194,20 @@ def test_the_seed_decides_graphs_and_samples(capsys: pytest.CaptureFixture[str])
     first = output(capsys, *sampled, "1")
     assert output(capsys, *sampled, "1") == first
     assert output(capsys, *sampled, "2") != first
+
+
+def test_sequences_have_seeds_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    model = insertlm.load(RUN)
+    sampled = ["generate", RUN, "--json", "--decode.temperature", "2", "--decode.position_top_k", "0", "--seed", "5"]
+
+    def expected(prompts: list[str]) -> list[str]:
+        written = model.generate(prompts, seed=5, temperature=2.0, position_top_k=0)
+        return [model.decode(path.ids) for path in written]
+
+    records = [json.loads(line) for line in output(capsys, *sampled, "--count", "6").splitlines()]
+    assert [record["text"] for record in records] == expected([record["prompt"] for record in records])
+    [record] = map(json.loads, output(capsys, *sampled, "--prompt", GRAPH).splitlines())
+    assert [record["text"]] == expected([GRAPH])
 
 
 # --- data

@@ -46,10 +46,11 @@ def test_the_graph_of_a_model_has_the_path_the_model_writes(
         return []
 
     monkeypatch.setattr(Star, "path", note)
-    output(capsys, "plot", "graph", "--model", RUN, "--seed", "5", "--out", str(tmp_path / "graph.svg"))
+    sampled = ["--decode.temperature", "2", "--decode.position_top_k", "0"]
+    output(capsys, "plot", "graph", "--model", RUN, "--seed", "5", "--out", str(tmp_path / "graph.svg"), *sampled)
     model = insertlm.load(RUN)
     [example] = model.recipe.task.examples("test", 1, 5)
-    [path] = model.generate([model.decode(example.prefix)])
+    [path] = model.generate([model.decode(example.prefix)], seed=5, temperature=2.0, position_top_k=0)
     assert seen == [path.ids]
 
 
@@ -103,6 +104,8 @@ def test_a_model_of_text_writes_from_nothing_and_is_not_judged(
     [(written, marks, _)] = panels
     assert [(path.prefix, len(path.ids)) for path in written] == [([], 4), ([], 4)]
     assert marks is None
+    alone = insertlm.load("stories-mini").generate(["", ""], seed=3, max_steps=4)
+    assert [path.ids for path in written] == [path.ids for path in alone]
 
 
 def test_training_curves_over_steps_and_time(capsys: pytest.CaptureFixture[str], curves: list[Curve]) -> None:
@@ -152,6 +155,26 @@ def test_a_line_is_named_by_its_last_stage(
     (second / "recipe.yaml").write_text(re.sub("start: .*", f"start: {first}", recipe), encoding="utf-8")
     output(capsys, "plot", "training", str(first), str(second))
     assert [curve.label for curve in curves] == ["ILM"]
+
+
+def test_a_stage_is_the_folder_that_is_named_not_its_namesake(
+    capsys: pytest.CaptureFixture[str], curves: list[Curve], tmp_path: Path
+) -> None:
+    first, namesake, last = tmp_path / "a" / "ilm", tmp_path / "b" / "ilm", tmp_path / "c" / "ilm"
+    for run in (first, namesake, last):
+        shutil.copytree(RUN, run)
+    recipe = (last / "recipe.yaml").read_text(encoding="utf-8")
+    (last / "recipe.yaml").write_text(re.sub("start: .*", f"start: {first}", recipe), encoding="utf-8")
+    other = shutil.copytree(first, tmp_path / "d" / "ilm")
+
+    def lines(*runs: Path) -> int:
+        curves.clear()
+        output(capsys, "plot", "training", *map(str, runs))
+        return len(curves)
+
+    assert (lines(first, last), lines(last, first), lines(namesake, last), lines(first, namesake, last)) == (1, 1, 2, 2)
+    shutil.rmtree(first)  # it has moved, so the name must do, if only one has it
+    assert (lines(namesake, last), lines(namesake, other, last)) == (1, 3)
 
 
 def test_runs_that_begin_with_the_same_one_are_lines_of_their_own(

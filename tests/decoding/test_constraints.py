@@ -245,6 +245,12 @@ def test_heads_are_for_the_edge_of_their_gap() -> None:
     assert (text.move(False, 9).slots, text.move(False, 9).edges) == ([1, 2, 3], [2])
 
 
+def test_heads_that_cannot_be_written_do_no_harm(tiny_ilm: TinyIlm) -> None:
+    prompt = Prompt([1], start=[2], open=frozenset({1}), headed=frozenset({1}), heads=frozenset({3, WORDS + 1}))
+    [written] = tiny_ilm().decode([prompt], msgspec.structs.replace(EAGER, max_steps=1))
+    assert written.ids == [2, 3]
+
+
 # --- What cannot be demanded
 
 

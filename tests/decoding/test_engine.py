@@ -433,7 +433,7 @@ def test_no_prompts_no_sequences(tiny_ilm: TinyIlm) -> None:
     ("prompt", "line"),
     [
         (Prompt([1] * 5, start=[2] * 4), "a prompt has 11 tokens, 2 of them special; 10 are allowed"),
-        (Prompt([1, 99]), "a prompt has the id 99; the vocabulary has 13"),
+        (Prompt([1, 13]), "a prompt has the id 13; the vocabulary has 13"),
         (Prompt([1], start=[-1]), "a prompt has the id -1; the vocabulary has 13"),
         (Prompt([1], start=[2], open=frozenset({2})), "a prompt opens gap 2; its text of 1 tokens has gaps 0 … 1"),
         (Prompt([1], start=[2], open=frozenset({-1})), "a prompt opens gap -1; its text of 1 tokens has gaps 0 … 1"),

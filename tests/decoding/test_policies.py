@@ -42,6 +42,18 @@ def test_scores_are_what_they_say_however_few_logits_are_held(
     assert scores.tolist() == pytest.approx([expected(policy, row) for row in logits], abs=1e-9)
 
 
+@pytest.mark.parametrize("policy", [mass, certainty, margin, best_pair])
+def test_each_slot_has_words_of_its_own_that_are_out_of_play(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, words = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (7, 4))
+    barred = torch.arange(4) == (torch.arange(7) % 4)[:, None]
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", 8)  # two slots at once
+    masses, scores = look(rows, words, policy, barred)
+    left = [row[~out].tolist() for row, out in zip(rows @ words.T, barred, strict=True)]
+    assert masses.tolist() == pytest.approx([expected(mass, row) for row in left], abs=1e-9)
+    assert scores.tolist() == pytest.approx([expected(policy, row) for row in left], abs=1e-9)
+
+
 def test_never_more_logits_than_training_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
 

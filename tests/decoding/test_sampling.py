@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.decoding.sampling import choose, nucleus, top_k
+from insertlm.decoding.sampling import choose, choose_each, nucleus, top_k
 from insertlm.noise import uniform
 
 Fits = Callable[[Tensor, Tensor], bool]
@@ -128,3 +128,12 @@ def test_rows_do_not_see_each_other(batch: list[list[float]], seed: int) -> None
     for b, row in enumerate(logits):
         alone = choose(row[None], lambda width: noise(width)[b : b + 1], 0.9, 5, 0.9)  # noqa: B023 (called at once)
         assert together[b] == alone[0]
+
+
+@given(st.lists(st.sampled_from([(0.0, 0, 1.0), (0.7, 2, 1.0), (1.5, 0, 0.6)]), min_size=1, max_size=4), seeds)
+def test_every_text_has_its_own_way_in_all_of_its_rows(ways: list[tuple[float, int, float]], seed: int) -> None:
+    logits, noise = ROW.repeat(2 * len(ways), 1), noise_of(2 * len(ways), seed)
+    found = choose_each(logits, noise, ways).view(-1, 2)
+    assert [pair.tolist() for pair in found] == [
+        choose(logits, noise, *way).view(-1, 2)[text].tolist() for text, way in enumerate(ways)
+    ]

@@ -172,6 +172,15 @@ def test_a_threshold_that_is_just_reached_ends_a_text(tiny_ilm: TinyIlm) -> None
         )
 
 
+def test_a_step_is_one_of_every_text(tiny_ilm: TinyIlm) -> None:
+    """Also where texts of another kind, which were there before, end in it."""
+    session = Session(tiny_ilm())
+    [first] = session.add([Prompt([1])], DecodeConfig(stop_threshold=1.0, max_steps=1))
+    [second] = session.add([Prompt([1])], DecodeConfig(stop_threshold=1.0, joint=True))
+    told = [[(key, len(events), ended is None) for key, events, ended in session.step()] for _ in range(2)]
+    assert told == [[(first, 1, True), (second, 1, True)], [(first, 0, False), (second, 1, True)]]
+
+
 def test_what_cannot_be_decoded_is_refused_and_leaves_no_trace(tiny_ilm: TinyIlm) -> None:
     session = Session(tiny_ilm())
     with pytest.raises(InsertlmError, match="a prompt has the id 99"):

@@ -15,6 +15,7 @@ import pytest
 
 from insertlm import cli, commands, plots
 from insertlm.cli import main
+from insertlm.commands.texts import _is_run
 from insertlm.evaluation import evaluator as module
 from insertlm.evaluation import writing
 from insertlm.evaluation.writing import Source
@@ -150,6 +151,32 @@ def test_a_run_writes_the_texts_once(output: Run, monkeypatch: pytest.MonkeyPatc
     assert read("star-hard-mini-nll-tiny-lm.json")["count"] == 100
 
 
+def test_a_run_writes_with_the_seed_asked_for(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def source(model: Any, seed: int) -> Source:
+        seeds.append(seed)
+        return Source("stub", lambda settings, count: ["A cat."] * count)
+
+    monkeypatch.setattr(writing, "unconditional", source)
+    for word in ("nll", "frontier"):
+        output("evaluate", word, "star-hard-mini", "--evaluator", "EVALUATOR", "--count", "2", "--seed", "7")
+    assert seeds == [7, 7]
+
+
+def test_count_bos_and_data_are_those_asked_for(output: Run) -> None:
+    call = ["evaluate", "nll", "stories.jsonl", "--evaluator", "EVALUATOR", "--data", "real.txt", "--out", "x.json"]
+    output(*call, "--count", "2")
+    plain = read("x.json")
+    assert (plain["count"], plain["data"]["count"]) == (2, 2)
+    difference = plain["length"]["mean"] - plain["data"]["length"]["mean"]
+    assert plain["length_difference"]["shift"] == pytest.approx(difference)
+    assert difference > 1
+    output(*call, "--count", "2", "--bos", "</s>")
+    assert (plain["bos"], read("x.json")["bos"]) == (None, "</s>")
+    assert abs(read("x.json")["nll"] - plain["nll"]) > 1e-3
+
+
 def test_a_run_folder_may_have_the_name_of_a_command(complaint: Run) -> None:
     Path("nll").mkdir()
     Path("nll/recipe.yaml").touch()
@@ -195,6 +222,8 @@ def test_infilling_against_the_truth_and_the_input(output: Run, causal_model: Pa
     assert record["against_the_truth"]["change"]["nll"] == pytest.approx(50 * change, abs=1e-3)
     assert record["truth"]["nll"] == pytest.approx((scores["A dog ran."] + scores["He sat."]) / 2, abs=1e-5)
     assert record["against_the_truth"]["count"] == 2
+    output("evaluate", "infilling", "set.jsonl", "--evaluator", "EVALUATOR", "--count", "1")
+    assert read("set-infilling-tiny-lm.json")["against_the_truth"]["count"] == 1
 
 
 # --- frontier
@@ -297,6 +326,24 @@ def test_pictures_are_drawn_from_results(output: Run, monkeypatch: pytest.Monkey
     assert {trace.label for trace in seen[1][0]} == {f"ILM (top_p {p}), temperature" for p in (0.9, 1.0)} | {
         "ILM, top_k"
     }
+
+
+def test_pictures_show_the_time_and_the_errors_of_judges(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(plots, "timing_figure", seen.extend)
+    monkeypatch.setattr(plots, "judge_figure", seen.extend)
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    file = write_record("a.json", "ILM")
+    output("plot", "time", file)
+    output("plot", "judge", file)
+    *traces, judged = seen
+    assert {trace.x for trace in traces} == {(0.5, 0.5)}
+    assert judged == plots.Judged("ILM", {"fluency": (4.0, 0.1), "coherence": None})
+
+
+def test_versions_in_names_of_models_are_no_endings_of_files() -> None:
+    assert all(map(_is_run, ("stories-mini", "owner/stories-1.5", "stories.2b")))
+    assert not any(map(_is_run, ("real.txt", "none.csv", "stories.jsonl.xz")))
 
 
 def test_bad_results_for_pictures(complaint: Run) -> None:

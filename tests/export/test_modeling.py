@@ -19,9 +19,12 @@ from transformers import AutoTokenizer
 from insertlm import noise
 from insertlm.api import Model, load
 from insertlm.backbone.attention import FullAttention
+from insertlm.backbone.fused import rotate
+from insertlm.backbone.transformer import rotations
 from insertlm.blanks import parse_blanks
 from insertlm.errors import InsertlmError
 from insertlm.export import modeling_insertlm as remote
+from insertlm.export.folder import export
 from insertlm.families.ilm import ILM
 from insertlm.packing import Packing
 
@@ -43,6 +46,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"order": "margin", "temperature": 1.5, "stop_threshold": 1.0, "max_steps": 9},
     {"min_length": 3, "max_length": 5, "temperature": 1.0},
     {"min_length": 0, "stop_threshold": 0.2},
+    {"max_length": 0},
     {"temperature": 1e-40, "joint": True},
     {"temperature": 1.0, "top_p": 1e-50},
 ]
@@ -114,6 +118,19 @@ def test_sampling_differs_from_seed_to_seed(both: Both) -> None:
     assert {each.complete for each in found} == {True, False}
 
 
+def test_the_length_that_a_recipe_allows_is_kept(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", max_length=10, stop_threshold=1.0)
+    export(load(run, "cpu"), tmp_path / "exported")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported", trust_remote_code=False)
+    short = remote.InsertlmModel.from_pretrained(tmp_path / "exported").eval()
+    for least in (None, 8):  # two of the ten are special
+        [expected] = load(run, "cpu").infill("___", min_length=least)
+        assert len(expected.trajectory.ids) == 8
+        assert short.infill("___", tokenizer, min_length=least) == (expected.text, expected.fills, expected.complete)
+    with pytest.raises(ValueError, match="need 11 tokens; the model takes 10"):
+        short.infill("___", tokenizer, min_length=9)
+
+
 def test_lengths_may_differ_from_blank_to_blank(both: Both) -> None:
     text, least, most = "The ___ sat on ___ mat.", [2, 0], [2, 1]
     [expected] = both.package.infill(text, min_length=least, max_length=most)
@@ -138,8 +155,16 @@ def test_lengths_may_differ_from_blank_to_blank(both: Both) -> None:
         ("a\x00___", {}, "U\\+0000"),
         ("a ___", {"max_steps": 0}, "max_steps >= 1"),
         ("a ___", {"top_k": -1}, "top_k >= 0"),
+        ("a ___", {"position_top_k": -1}, "position_top_k >= 0"),
+        ("a ___", {"order": "margin", "position_top_k": 0}, "expected joint=False and position_top_k=1"),
+        ("a ___", {"temperature": -1.0}, "temperature >= 0"),
+        ("a ___", {"top_p": 1.5}, "top_p <= 1"),
         ("a ___", {"stop_threshold": 2}, "stop_threshold <= 1"),
+        ("a ___", {"stop_threshold": -1}, "0 <= stop_threshold"),
+        ("a ___", {"min_length": -1}, "0 <= min_length"),
+        ("a\udcff___", {}, "U\\+DCFF"),
         ("a ___", {"seed": -1}, "0 <= seed"),
+        ("a ___", {"seed": 1 << 62}, "seed < 2\\^62"),
     ],
 )
 def test_mistakes_are_named(both: Both, text: str, arguments: dict[str, Any], complaint: str | None) -> None:
@@ -171,6 +196,41 @@ def test_blanks_are_read_as_the_package_reads_them(text: str) -> None:
 def test_noise_is_that_of_the_package(stream: int, seed: int, number: int) -> None:
     cells = torch.arange(50)
     assert remote._uniform(stream, seed, number, cells).equal(noise.uniform(stream, seed, number, cells))
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 96])
+def test_positions_turn_what_they_turn_in_the_package(head_dim: int) -> None:
+    """Of large heads only a part."""
+    qkv = torch.randn(5, 3, 2, head_dim, generator=torch.Generator().manual_seed(0))
+    expected, *_ = rotate(qkv, *rotations(5, head_dim), torch.arange(5))
+    found = remote._rotate(qkv[None, :, 0].transpose(1, 2), *remote._turns(5, head_dim, qkv))
+    torch.testing.assert_close(found[0].transpose(0, 1), expected)
+
+
+class Spelling(NamedTuple):
+    """A tokenizer that only decodes."""
+
+    pieces: list[str]
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(self.pieces[i] for i in ids)
+
+
+def test_what_may_begin_a_word_depends_on_the_tokenizer() -> None:
+    """Words, else spaces, else anything; a model may meet several tokenizers."""
+    model = remote.InsertlmModel(remote.InsertlmConfig(vocab_size=5, reserved=[0]))
+    for pieces, heads in [
+        ([" <bos>", " a", "b", " ", " c"], [True, False, False, True]),
+        ([" <bos>", "a", "b", " ", "c"], [False, False, True, False]),
+        ([" <bos>", "a", "b", "c", "d"], [True] * 4),
+    ]:
+        assert model._first_words(Spelling(pieces)).tolist() == heads
+
+
+def test_one_space_is_hidden_and_no_more(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(both.remote, "_heads", None)
+    monkeypatch.setattr(both.tokenizer, "decode", lambda ids, **_: "  sat")
+    assert both.remote.infill("The cat ___.", both.tokenizer)[:2] == ("The cat  sat.", [" sat"])
 
 
 def test_the_tokenizer_is_that_of_the_package(both: Both) -> None:

@@ -89,6 +89,9 @@ def test_bars_grow_from_the_lowest_score() -> None:
         (1, 1.0),
         (1, 5.0),
     ]
+    lines: Any = figure.axes[0].collections
+    errors = [segment[:, 1].tolist() for line in lines for segment in line.get_segments()]
+    assert errors[0] == pytest.approx([4.1, 4.3])
     assert [note.get_text() for note in notes(figure)] == ["4.2", "1.0", "none", "5.0"]
     assert entries(figure) == ["ILM", "MDM"]
     clear(figure)

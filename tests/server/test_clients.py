@@ -37,6 +37,17 @@ def test_several_prompts_and_samples_come_in_order(theirs: openai.OpenAI, models
         assert choice.text == models[0].infill(f"{prompt}___", seed=seed, max_steps=4)[0].text
 
 
+@pytest.mark.parametrize("changes", [{"top_p": 0.3}, {"temperature": 0.1}])
+def test_every_way_of_drawing_is_the_one_asked_for(
+    theirs: openai.OpenAI, models: list[Model], changes: dict[str, Any]
+) -> None:
+    def alone(**changes: Any) -> list[str]:
+        return [models[0].infill("a ___", seed=seed, max_steps=6, **changes)[0].fills[0] for seed in range(6)]
+
+    asked = [{"model": "letters", "prompt": "a ", "max_tokens": 6, "seed": seed, **changes} for seed in range(6)]
+    assert [theirs.completions.create(**each).choices[0].text for each in asked] == alone(**changes) != alone()
+
+
 def test_nothing_given_is_free_writing(theirs: openai.OpenAI, models: list[Model]) -> None:
     answer = theirs.completions.create(model="letters", prompt="", max_tokens=6)
     assert answer.choices[0].text == models[0].infill("___", max_steps=6)[0].text
@@ -164,3 +175,24 @@ def test_nothing_is_written_if_no_token_is_asked_for(client: httpx.Client) -> No
 def test_a_seed_of_minus_one_is_a_random_one(client: httpx.Client) -> None:
     body = {"input_prefix": "the ", "n_predict": 8, "seed": -1, "temperature": 5}
     assert len({client.post("/infill", json=body).json()["content"] for _ in range(40)}) > 1
+
+
+@pytest.mark.parametrize("changes", [{"top_p": 0.3}, {"top_k": 1}, {"temperature": 0.1}])
+def test_every_way_of_drawing_is_the_one_they_ask_for(
+    client: httpx.Client, models: list[Model], changes: dict[str, Any]
+) -> None:
+    def alone(**changes: Any) -> list[str]:
+        return [models[0].infill("a ___", seed=seed, max_steps=6, **changes)[0].fills[0] for seed in range(6)]
+
+    bodies = [{"input_prefix": "a ", "n_predict": 6, "seed": seed, **changes} for seed in range(6)]
+    assert [client.post("/infill", json=body).json()["content"] for body in bodies] == alone(**changes) != alone()
+
+
+def test_their_text_ends_before_a_stop_word(client: httpx.Client, models: list[Model]) -> None:
+    wholes = [models[0].infill("a ___", seed=seed, max_steps=12)[0].fills[0] for seed in range(8)]
+    for seed, whole in enumerate(wholes):
+        body = {"input_prefix": "a ", "n_predict": 12, "seed": seed, "stop": ["o"]}
+        answer = client.post("/infill", json=body).json()
+        assert answer["content"] == whole.partition("o")[0]
+        assert (answer["stop_type"] == "word") is ("o" in whole)
+    assert any("o" in whole for whole in wholes)

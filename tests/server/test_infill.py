@@ -84,6 +84,17 @@ def test_many_at_once_are_each_as_if_alone(client: httpx.Client, models: list[Mo
         assert answer == alone.text
 
 
+@pytest.mark.parametrize("changes", [{"top_p": 0.3}, {"top_k": 1}, {"temperature": 0.1}])
+def test_every_way_of_drawing_is_the_one_asked_for(
+    client: httpx.Client, models: list[Model], changes: dict[str, Any]
+) -> None:
+    def alone(**changes: Any) -> list[str]:
+        return [models[0].infill(TEXT, seed=seed, max_length=4, **changes)[0].text for seed in range(6)]
+
+    bodies = [{"text": TEXT, "seed": seed, "max_length": 4, **changes} for seed in range(6)]
+    assert [client.post("/v1/infill", json=body).json()["text"] for body in bodies] == alone(**changes) != alone()
+
+
 # --- Star graphs
 
 

@@ -105,6 +105,14 @@ def test_the_command_writes_a_set_that_can_be_read(tmp_path: Path, capsys: pytes
     assert read_set(out) == make_set([STORY] * 3, "middle", 2, 0)
 
 
+def test_the_command_chooses_by_its_seed(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("a b c d e f g h i j\n" * 8, encoding="utf-8")
+    arguments = ["data", "infilling", "single", str(tmp_path / "t.txt"), "--out", str(tmp_path / "set.jsonl")]
+    assert main([*arguments, "--seed", "5"]) == 0
+    expected = [make_set(["a b c d e f g h i j"] * 8, "single", None, seed) for seed in (5, 0)]
+    assert read_set(tmp_path / "set.jsonl") == expected[0] != expected[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,7 @@ def _alone(recipe: Recipe) -> Recipe:
 
 def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:
     """For every run that no other of these goes on from: those before it, which it and they began with, and itself."""
-    by_name = {run.resolve().name: run for run in recipes}  # folders may have moved since
-    before = {run: by_name.get(Path(recipe.train.start).name) for run, recipe in recipes.items()}
+    before = {run: _begun_with(recipe.train.start, recipes.keys() - {run}) for run, recipe in recipes.items()}
     chains = []
     for run in recipes:
         chain = [run]
@@ -82,6 +81,15 @@ def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:
             chain.insert(0, earlier)
         chains.append(chain)
     return [chain for chain in chains if not any(chain[-1] in other[:-1] for other in chains)]
+
+
+def _begun_with(start: str, runs: Collection[Path]) -> Path | None:
+    """The run of these that is meant: the folder itself or, if it has moved since, the only one of its name."""
+    place = Path(start)
+    if start and place.exists():
+        return next((run for run in runs if run.resolve() == place.resolve()), None)
+    namesakes = [run for run in runs if run.resolve().name == place.name]
+    return namesakes[0] if len(namesakes) == 1 else None
 
 
 def _joined(logs: Sequence[Sequence[Measure]], *, over_steps: bool) -> tuple[list[float], list[float]]:

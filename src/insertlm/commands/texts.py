@@ -185,9 +185,9 @@ def _texts(args: Namespace, journal: Journal) -> list[str]:
 
 
 def _is_run(source: str) -> bool:
-    """A folder, or a word that can only be a bundled model."""
+    """A folder, or what can only be the name of a model: what follows its last dot, if it has one, is a number."""
     path = Path(source)
-    return path.is_dir() or not (path.suffix or path.is_file())
+    return path.is_dir() or not (path.is_file() or re.match(r"\.[^\d]", path.suffix))
 
 
 def _name(source: str) -> str:

@@ -81,10 +81,11 @@ class Session:
     @torch.inference_mode()
     def cancel(self, key: int) -> None:
         """Forget a text; one that is over, or never was, is forgotten already."""
-        for group in self._groups:
-            stay = [row for row, text in enumerate(group.texts) if text.key != key]
-            if len(stay) < len(group.texts):
-                self._keep(group, stay)
+        with turn(self.family.device):
+            for group in self._groups:
+                stay = [row for row, text in enumerate(group.texts) if text.key != key]
+                if len(stay) < len(group.texts):
+                    self._keep(group, stay)
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:

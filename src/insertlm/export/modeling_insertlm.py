@@ -275,7 +275,7 @@ def _parse_blanks(text: str) -> list[str]:
         if kind == "Cs" or (kind == "Cc" and character not in "\t\n\r"):
             raise ValueError(f"the text has U+{ord(character):04X} at character {place}; expected plain text")
     pieces, end = [""], 0
-    for match in re.finditer(r"(\\*)(_+)", text):
+    for match in re.finditer(r"(?<!\\)(\\*)(_+)", text):
         slashes, run = match.groups()
         plain = "_" * (len(slashes) % 2)  # a backslash makes the underscore behind it a plain one
         run = run.removeprefix(plain)

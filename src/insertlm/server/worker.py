@@ -127,7 +127,7 @@ class Worker:
             if self._waiting or self._texts or self._gone:
                 return True
             self._thread = None
-            self._changed.notify()
+            self._changed.notify_all()
             return False
 
     def _admitted(self) -> list[Job]:

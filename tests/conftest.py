@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from hypothesis import settings
+from lettering import Few, build
 from torch import Tensor
 
 from insertlm.backbone.transformer import ModelConfig
+from insertlm.families.base import Family
 from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.tokenizers import WordTokenizer
 
@@ -54,6 +56,18 @@ def tiny_ilm() -> Callable[..., ILM]:
         return ilm.to(dtype).eval()
 
     return build
+
+
+@pytest.fixture(scope="session")
+def letters() -> Family:
+    """A model of text, not trained."""
+    return build(IlmConfig())
+
+
+@pytest.fixture(scope="session")
+def few() -> Family:
+    """The same, which writes a few words and letters alone."""
+    return build(IlmConfig(), Few)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lettering import FREE, Few, Letters, build, filled, text_model
+from lettering import FREE, Letters, build, filled, text_model
 
 from insertlm import api, infilling
 from insertlm.cli import main
@@ -32,16 +32,6 @@ from insertlm.infilling import Infilling, Request, infill
 from insertlm.requests import Given
 
 HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking a failure would take minutes
-
-
-@pytest.fixture(scope="module")
-def letters() -> Family:
-    return build(IlmConfig())
-
-
-@pytest.fixture(scope="module")
-def few() -> Family:
-    return build(IlmConfig(), Few)
 
 
 texts = st.text("ab_\\ .é🙂\n", max_size=8)

@@ -5,23 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lettering import FREE, Few, Letters, build, filled
+from lettering import FREE, Letters, build, filled
 
 from insertlm.errors import InsertlmError
 from insertlm.families.base import Family
 from insertlm.families.ilm import IlmConfig
 from insertlm.infilling import Request, begin, infill
 from insertlm.requests import whole_word
-
-
-@pytest.fixture(scope="module")
-def letters() -> Family:
-    return build(IlmConfig())
-
-
-@pytest.fixture(scope="module")
-def few() -> Family:
-    return build(IlmConfig(), Few)
 
 
 def test_a_text_that_just_fits_is_filled_in(letters: Family) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lettering import FREE, Few, Letters, build, text_model
+from lettering import FREE, Letters, build, text_model
 from torch import Tensor
 
 from insertlm.decoding.score import restoring_gaps
@@ -26,15 +26,10 @@ from insertlm.drafts import Event, Stream, Writing, spell
 from insertlm.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
-from insertlm.families.ilm import ILM, IlmConfig
+from insertlm.families.ilm import ILM
 from insertlm.infilling import Filling, Request, begin, infill
 
 HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
-
-
-@pytest.fixture(scope="module")
-def few() -> Family:
-    return build(IlmConfig(), Few)
 
 
 def watched(family: Family, request: Request, seed: int = 0, samples: int = 1, batch: int = 8) -> Any:

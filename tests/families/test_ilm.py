@@ -159,33 +159,6 @@ def test_epochs_and_neighbours_are_independent(tiny_ilm: TinyIlm, fits: Fits, ot
     assert fits(torch.bincount(first[0] * 2 + first[1], minlength=4), torch.ones(4))
 
 
-def test_of_groups_the_ends_go_first_then_the_frame_from_the_right(tiny_ilm: TinyIlm, fits: Fits) -> None:
-    """Groups of two in five tokens: for a third of the examples 3 … 5 of them go, for the others 0 … 2 of the ends."""
-    length, count, ends = 5, 30_000, (1, 3)
-    config = IlmConfig(group=2, frame=1 / 3)
-    x = corrupt(equal_targets(tiny_ilm(), length, count), noise_of(count, seed=2), config=config)
-    chances = torch.zeros(2**length)
-    for size in range(3):
-        subsets = list(combinations(ends, size))
-        for subset in subsets:
-            chances[sum(2**j for j in subset)] += 2 / 3 / 3 / len(subsets)
-    asked_for = {}
-    for frame in ((4,), (2, 4), (0, 2, 4)):
-        everything = sum(2**j for j in (*ends, *frame))
-        chances[everything] += 1 / 3 / 3
-        asked_for[everything] = 2 ** frame[0]
-    bits = 2 ** torch.arange(length)
-    deleted, wanted = (x.deleted * bits).sum(1), (x.wanted * bits).sum(1)
-    assert fits(torch.bincount(deleted, minlength=2**length), chances)
-    assert wanted.tolist() == [asked_for.get(code, code) for code in deleted.tolist()]
-    assert torch.equal(x.count, x.wanted.sum(1))
-
-
-def test_groups_leave_no_room_for_stretches() -> None:
-    with pytest.raises(ValueError, match="two ways to choose what is deleted; expected stretch 0 or group 1"):
-        IlmConfig(group=3, stretch=0.1)
-
-
 configs = [IlmConfig(stretch=share) for share in (0.0, 0.5, 1.0)]
 configs += [IlmConfig(group=2, frame=0.5), IlmConfig(group=3, frame=1.0), IlmConfig(group=3, frame=0.0)]
 

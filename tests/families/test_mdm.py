@@ -352,7 +352,7 @@ def test_prefix_rows_cannot_be_computed_once() -> None:
         (
             Prompt([1] * 3),
             {"max_length": 8},
-            "a prompt makes a row of 9 tokens with its block of 5; 8 are allowed",
+            "a prompt makes a row of 9 tokens, its block included; 8 are allowed",
         ),
         (
             Prompt([1]),

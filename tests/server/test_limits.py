@@ -211,12 +211,12 @@ def test_one_that_waits_and_goes_away_never_begins(serve: Serve, slow: Callable[
 
 def test_a_stream_that_nobody_reads_is_left(serve: Serve, slow: Callable[[float], None]) -> None:
     with serve() as running:
-        slow(0.1)  # it would take six seconds to its end
+        slow(0.3)  # it would take eighteen seconds to its end
         line = send(running.port, "/v1/infill", {**ENDLESS, "stream": True})
         assert b" 200 OK" in line.recv(100)
         kill(line, False)
-        until(lambda: sum(worker.cancelled for worker in running.workers()) == 1, 3)
-        assert running.idle(1)
+        until(lambda: sum(worker.cancelled for worker in running.workers()) == 1, 8)
+        assert running.idle(4)
 
 
 # --- What goes wrong inside

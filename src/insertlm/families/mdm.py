@@ -238,9 +238,7 @@ class MDM(Family):
             self._check(prompt)
         row = max((len(prompt.prefix) for prompt in prompts), default=0) + self.framing + self.config.block
         if row > longest:
-            raise InsertlmError(
-                f"a prompt makes a row of {row} tokens with its block of {self.config.block}; {longest} are allowed"
-            )
+            raise InsertlmError(f"a prompt makes a row of {row} tokens, its block included; {longest} are allowed")
         if settings.parallel != 1 and settings.order in _LEAPING:
             raise InsertlmError(
                 "decode.parallel: expected 1 for a random order, where decode.max_steps says how many tokens come at "
@@ -255,8 +253,7 @@ class MDM(Family):
         if prompt.required or any(len(run) > 1 for run in prompt.banned):
             raise InsertlmError("an mdm can be kept from writing single ids; expected no required ids, no banned runs")
         if _infills(prompt):
-            unknown = [gap for gap in prompt.gaps if len({*prompt.bounds.get(gap, Bounds())}) > 1]
-            if unknown:
+            if unknown := [gap for gap in prompt.gaps if len({*prompt.bounds.get(gap, Bounds())}) > 1]:
                 raise InsertlmError(
                     f"an mdm infills a known number of tokens; expected least = most for gap {min(unknown)} of a prompt"
                 )

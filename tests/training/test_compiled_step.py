@@ -22,12 +22,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a capture
 Rule = Literal["adamw", "muon"]
 
 
-def losses(recipe: Recipe, prefix_lm: bool, rule: Rule, *, compiled: bool) -> list[float]:
+def losses(recipe: Recipe, prefix_lm: bool, rule: Rule, *, compiled: bool, rate: float = 3e-3) -> list[float]:
     torch.manual_seed(0)
     model = ModelConfig(layers=2, width=64, heads=2, hidden=128, dropout=0.1, prefix_lm=prefix_lm)
     family = recipe.family.build(model, recipe.task.tokenizer).to("cuda").train()
     rows = family.rows(recipe.task.examples("train", 4 * BATCH))
-    optim = OptimConfig(matrices=rule, learning_rate=3e-3, warmup=2)
+    optim = OptimConfig(matrices=rule, learning_rate=rate, warmup=2)
     step = TrainStep(
         family,
         rows,
@@ -66,5 +66,6 @@ def test_the_compiled_step_learns_what_the_plain_one_learns(
     tree = {"task": {"preset": task}, "model": {"preset": "mini"}, "family": family, "train": {"steps": STEPS}}
     recipe = parse_recipe(tree, "test")
     plain, compiled = (losses(recipe, prefix_lm, rule, compiled=compiled) for compiled in (False, True))
-    assert plain[-1] < plain[0]
     assert compiled == pytest.approx(plain, rel=0.02)
+    fresh = losses(recipe, prefix_lm, rule, compiled=False, rate=0.0)
+    assert plain[-1] < fresh[-1]  # of the same batch: others may be easier

@@ -89,6 +89,12 @@ class Cell:
 
     # --- What was done
 
+    def begun(self) -> bool:
+        """Whether a training under way has logged steps since its last checkpoint: it has compiled what it needs."""
+        newest, log = checkpoint.latest(self.run / "checkpoints"), self.run / "metrics.jsonl"
+        steps = [measure.step for measure in read_metrics(log)] if log.is_file() else []
+        return max(steps, default=0) > (checkpoint.step_of(newest) if newest else 0)
+
     def records(self) -> list[dict[str, Any]]:
         """One for every way of writing that was evaluated."""
         if not self._trained():

@@ -1,13 +1,16 @@
 """The star-graph table: trains and evaluates every family on every task, several at a time, and can be stopped at will.
 
 python benchmarks/star_table.py --seeds 1 2 3 --side-by-side 4                      # on a GPU, all of it
+python benchmarks/star_table.py --ahead 2                                           # large models, one at a time
 python benchmarks/star_table.py --side-by-side 4 --deadline 550                     # part of it: call until it is done
 python benchmarks/star_table.py --preset mini --rates 1e-4 1e-3 --split validation  # which learning rate?
 python benchmarks/star_table.py --preset mini --rates ilm=3e-3 arm=1e-3             # one of its own for some families
 python benchmarks/star_table.py --render runs/star-table/table.json                 # the results as Markdown
 
-Each cell is `insertlm train` and `insertlm evaluate` with a recipe. What is done is not done again: a cell that was cut
-off goes on from its last checkpoint. The results, one record per row of the table, are written whenever a cell is done.
+Each cell is `insertlm train` and `insertlm evaluate` with a recipe; models are evaluated beside the next training. With
+--ahead, cells begin before their turn and are held when they have compiled, so that the GPU never waits. What is done
+is not done again: a cell that was cut off goes on from its last checkpoint. The results, one record per row of the
+table, are written whenever a cell is done.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from side_by_side import Job
@@ -41,10 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(markdown([record for path in chosen.render for record in json.loads(path.read_bytes())]))
         return 0
     cells = _cells(chosen)
-    if not cells or chosen.side_by_side < 1:
-        sys.exit("star_table: no recipe for this task and family" if not cells else "star_table: expected N >= 1")
+    if not cells:
+        _refuse("no recipe for this task and family")
+    if chosen.side_by_side < 1 or chosen.ahead < 0:
+        _refuse("expected --side-by-side 1 or more, --ahead 0 or more")
     table = _Table(cells, chosen.folder, chosen.out or chosen.folder / "table.json")
-    return table.fill(chosen.side_by_side, started + chosen.deadline - MARGIN)
+    return table.fill(chosen.side_by_side, chosen.ahead, started + chosen.deadline - MARGIN)
+
+
+def _refuse(what: str) -> NoReturn:
+    print(f"star_table: {what}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -65,7 +75,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), dest="changes")
     parser.add_argument("--folder", type=Path, default=Path("runs/star-table"), help="of the runs and their logs")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON (default: FOLDER/table.json)")
-    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
+    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="trainings at a time (default: 1)")
+    parser.add_argument("--ahead", type=int, default=0, metavar="N", help="cells that wait, compiled (default: 0)")
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="end by then, done or not")
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
     parser.add_argument("--render", nargs="+", type=Path, metavar="FILE", help="print the Markdown of such JSON files")
@@ -107,13 +118,13 @@ class _Table:
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.problems: dict[str, str] = {}
 
-    def fill(self, at_once: int, until: float) -> int:
+    def fill(self, at_once: int, ahead: int, until: float) -> int:
         from side_by_side import run
 
         self.folder.mkdir(parents=True, exist_ok=True)
         jobs = [job for cell in self.cells.values() if (job := self._job(cell))]
         self._write()  # if it cannot be written, now is the time to know
-        run(jobs, at_once, lambda job, problem: self._ended(job.name, problem), until)
+        run(jobs, at_once, lambda job, problem: self._ended(job.name, problem), until, ahead=ahead)
         cut_off = [name for name in self.cells if name not in self.records and name not in self.problems]
         for name in cut_off:  # some of its evaluations may be there
             self.records[name] = self.cells[name].records()
@@ -138,7 +149,7 @@ class _Table:
             self._ended(cell.name, None)
             return None
         commands = [[sys.executable, "-m", "insertlm", *words] for words in missing]
-        return Job(cell.name, commands, self._log(cell.name))
+        return Job(cell.name, commands, self._log(cell.name), cell.begun)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,41 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     assert trace.read_text().split() == list("aabbcc")
 
 
+def test_what_follows_a_first_command_takes_no_place(tmp_path: Path) -> None:
+    ended, there = Ended(), tmp_path / "there"
+    wait = f"until [ -e {there} ]; do sleep 0.01; done"
+    jobs = [shell(tmp_path, "a", "true", wait), shell(tmp_path, "b", f"touch {there}")]
+    assert side_by_side.run(jobs, 1, ended, until=time.monotonic() + 20)
+    assert ended == {"a": None, "b": None}
+
+
+def test_a_job_that_is_warm_before_its_turn_is_held_until_then(tmp_path: Path) -> None:
+    """b would be done long before a, and c has to wait until b no longer does."""
+    ended, warm, trace = Ended(), tmp_path / "warm", tmp_path / "trace"
+    a = shell(tmp_path, "a", f"until [ -e {warm} ]; do sleep 0.01; done; sleep 1.5; echo a >> {trace}")
+    b = shell(tmp_path, "b", f"touch {warm}; for _ in 1 2 3 4 5 6 7 8; do sleep 0.1; done; echo b >> {trace}")
+    c = shell(tmp_path, "c", f"echo c >> {trace}")
+    assert side_by_side.run([a, replace(b, warm=warm.exists), c], 1, ended, until=time.monotonic() + 30, ahead=1)
+    assert ended == {"a": None, "b": None, "c": None}
+    assert trace.read_text().split() in (["a", "b", "c"], ["a", "c", "b"])
+
+
+def test_jobs_get_warm_one_after_the_other(tmp_path: Path) -> None:
+    """b is held, c never gets warm, so d is not even started while a runs."""
+    ended, started = Ended(), [tmp_path / name for name in "bcd"]
+    a = shell(tmp_path, "a", f"until [ -e {started[1]} ]; do sleep 0.01; done; sleep 0.5; [ ! -e {started[2]} ]")
+    early = [shell(tmp_path, file.name, f"touch {file}; exec sleep 60") for file in started]
+    warm = [replace(job, warm=file.exists) for job, file in zip(early, started, strict=True)]
+    jobs = [a, warm[0], early[1], warm[2]]
+
+    def stop(job: Job, problem: str | None) -> None:
+        ended(job, problem)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert not side_by_side.run(jobs, 1, stop, ahead=3)
+    assert ended == {"a": None}
+
+
 def alive(file: Path) -> bool:
     """Whether the process is there whose number is in the file."""
     try:
@@ -174,6 +210,14 @@ def test_the_deadline_stops_the_children(tmp_path: Path, monkeypatch: pytest.Mon
     assert not side_by_side.run(jobs, 2, ended, until=time.monotonic() + 0.5)
     assert ended == {}
     assert [alive(pid) for pid in pids] == [False, False]
+
+
+def test_children_that_are_held_are_asked_to_end_too(tmp_path: Path) -> None:
+    warm, heard = tmp_path / "warm", tmp_path / "heard"
+    waits = shell(tmp_path, "b", f"trap 'touch {heard}; exit' TERM; touch {warm}; while :; do sleep 0.02; done")
+    jobs = [shell(tmp_path, "a", "exec sleep 60"), replace(waits, warm=warm.exists)]
+    assert not side_by_side.run(jobs, 1, Ended(), until=time.monotonic() + 1, ahead=1)
+    assert heard.exists()
 
 
 def test_children_are_stopped_if_we_fail(tmp_path: Path) -> None:

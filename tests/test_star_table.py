@@ -14,11 +14,13 @@ import pytest
 import side_by_side
 import star_cells
 import star_table
+import torch
 from render_table import PAPER, PUBLISHED_WAYS, markdown
 from side_by_side import Job
 from star_cells import WAYS, Cell
 
 from insertlm.errors import InsertlmError
+from insertlm.training import checkpoint
 
 # --- Cells
 
@@ -136,7 +138,7 @@ def test_a_failed_cell_does_not_stop_the_others(folder: Path) -> None:
 def test_what_is_done_is_not_done_again(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(jobs: Sequence[Job], *_: object) -> bool:
+    def run(jobs: Sequence[Job], *_: object, **__: object) -> bool:
         assert not jobs
         return True
 
@@ -172,6 +174,32 @@ def test_what_was_cut_off_is_missing(folder: Path, tmp_path: Path) -> None:
     assert cell.missing() == [cell.training(), cell.evaluation({})]
 
 
+def test_a_training_has_begun_when_it_has_logged_steps_since_its_last_checkpoint(tmp_path: Path) -> None:
+    cell = cell_of(tmp_path)
+    log = cell.run / "metrics.jsonl"
+    assert not cell.begun()
+    cell.run.mkdir()
+    log.write_text('{"step": 200}\n')
+    assert cell.begun()
+    checkpoint.save(cell.run / "checkpoints", 400, {"weights": {"x": torch.zeros(1)}}, 1)
+    log.write_text('{"step": 200}\n{"step": 400}\n')  # what a resumed run begins with
+    assert not cell.begun()
+    log.write_text('{"step": 400}\n{"step": 600}\n')
+    assert cell.begun()
+
+
+def test_cells_may_begin_before_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, bool]] = []
+
+    def run(jobs: Sequence[Job], at_once: int, ended: object, until: float, *, ahead: int) -> None:
+        asked.extend((at_once, ahead, job.warm()) for job in jobs)
+
+    monkeypatch.setattr(side_by_side, "run", run)
+    monkeypatch.setattr(Cell, "begun", lambda cell: cell.family == "it")
+    table(tmp_path, "--families", "ilm", "it", "--side-by-side", "3", "--ahead", "2")
+    assert asked == [(3, 2, False), (3, 2, True)]
+
+
 def test_training_is_told_in_minutes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(star_cells, "training_seconds", lambda log, steps: [90.0 for _ in steps])
     [found] = cell_of(folder, seed=1, rate="1e-3", changes=tuple(TINY.items())).records()
@@ -190,7 +218,7 @@ def test_what_is_there_of_a_cell_that_was_cut_off_is_kept(
 ) -> None:
     limits: list[float] = []
     monkeypatch.setattr(Cell, "missing", lambda _: [["evaluate"]])
-    monkeypatch.setattr(side_by_side, "run", lambda jobs, at_once, ended, until: limits.append(until))
+    monkeypatch.setattr(side_by_side, "run", lambda jobs, at_once, ended, until, ahead: limits.append(until))
     start, out = time.monotonic(), tmp_path / "table.json"
     assert table(folder, "--families", "ilm", "--rates", "1e-3", "--deadline", "1000", "--out", str(out)) == 1
     assert len(records_in(out)) == 1
@@ -227,15 +255,26 @@ def test_a_rate_of_an_unknown_family_is_refused(capsys: pytest.CaptureFixture[st
     assert "unknown family 'gpt'; expected one of ilm, arm, mdm, it, armo" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--side-by-side", "0"], ["--tasks", "hard", "--families", "armo"]])
-def test_a_table_of_nothing_is_refused(tmp_path: Path, arguments: list[str]) -> None:
-    with pytest.raises(SystemExit, match=r"star_table: (expected N >= 1|no recipe for this task and family)"):
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--side-by-side", "0"], "expected --side-by-side 1 or more, --ahead 0 or more"),
+        (["--ahead", "-1"], "expected --side-by-side 1 or more, --ahead 0 or more"),
+        (["--tasks", "hard", "--families", "armo"], "no recipe for this task and family"),
+    ],
+)
+def test_a_table_of_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], why: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
         star_table.main(["--folder", str(tmp_path / "none"), *arguments])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"star_table: {why}\n"
     assert not (tmp_path / "none").exists()
 
 
 def test_a_file_that_cannot_be_written_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "run", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr(side_by_side, "run", lambda *_, **__: pytest.fail("too late"))
     with pytest.raises(InsertlmError, match="cannot write"):
         table(tmp_path, "--families", "ilm", "--out", str(tmp_path / "none" / "x.json"))
 

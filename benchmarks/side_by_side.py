@@ -20,7 +20,7 @@ from typing import Literal
 __all__ = ["Job", "run"]
 
 _TICK = 0.1  # seconds between looks
-_PATIENCE = 5.0  # seconds that children have to end once they are asked to
+_PATIENCE = 12.0  # seconds that children have to end once asked: a checkpoint of 90M weights takes about 6
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

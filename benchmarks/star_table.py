@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TASKS = ("easy", "medium", "hard")
 FAMILIES = ("ilm", "arm", "mdm", "it", "armo")
-MARGIN = 8.0  # seconds before the deadline at which children are stopped
+MARGIN = 15.0  # seconds before the deadline at which children are asked to stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

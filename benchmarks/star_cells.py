@@ -89,7 +89,7 @@ class Cell:
 
     # --- What was done
 
-    def begun(self) -> bool:
+    def warm(self) -> bool:
         """Whether a training under way has logged steps since its last checkpoint: it has compiled what it needs."""
         newest, log = checkpoint.latest(self.run / "checkpoints"), self.run / "metrics.jsonl"
         steps = [measure.step for measure in read_metrics(log)] if log.is_file() else []

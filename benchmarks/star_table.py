@@ -149,7 +149,7 @@ class _Table:
             self._ended(cell.name, None)
             return None
         commands = [[sys.executable, "-m", "insertlm", *words] for words in missing]
-        return Job(cell.name, commands, self._log(cell.name), cell.begun)
+        return Job(cell.name, commands, self._log(cell.name), cell.warm)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

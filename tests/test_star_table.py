@@ -174,18 +174,18 @@ def test_what_was_cut_off_is_missing(folder: Path, tmp_path: Path) -> None:
     assert cell.missing() == [cell.training(), cell.evaluation({})]
 
 
-def test_a_training_has_begun_when_it_has_logged_steps_since_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_training_is_warm_when_it_has_logged_steps_since_its_last_checkpoint(tmp_path: Path) -> None:
     cell = cell_of(tmp_path)
     log = cell.run / "metrics.jsonl"
-    assert not cell.begun()
+    assert not cell.warm()
     cell.run.mkdir()
     log.write_text('{"step": 200}\n')
-    assert cell.begun()
+    assert cell.warm()
     checkpoint.save(cell.run / "checkpoints", 400, {"weights": {"x": torch.zeros(1)}}, 1)
     log.write_text('{"step": 200}\n{"step": 400}\n')  # what a resumed run begins with
-    assert not cell.begun()
+    assert not cell.warm()
     log.write_text('{"step": 400}\n{"step": 600}\n')
-    assert cell.begun()
+    assert cell.warm()
 
 
 def test_cells_may_begin_before_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_cells_may_begin_before_their_turn(tmp_path: Path, monkeypatch: pytest.M
         asked.extend((at_once, ahead, job.warm()) for job in jobs)
 
     monkeypatch.setattr(side_by_side, "run", run)
-    monkeypatch.setattr(Cell, "begun", lambda cell: cell.family == "it")
+    monkeypatch.setattr(Cell, "warm", lambda cell: cell.family == "it")
     table(tmp_path, "--families", "ilm", "it", "--side-by-side", "3", "--ahead", "2")
     assert asked == [(3, 2, False), (3, 2, True)]
 

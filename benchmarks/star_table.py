@@ -8,7 +8,7 @@ python benchmarks/star_table.py --preset mini --rates ilm=3e-3 arm=1e-3         
 python benchmarks/star_table.py --render runs/star-table/table.json                 # the results as Markdown
 
 Each cell is `insertlm train` and `insertlm evaluate` with a recipe; models are evaluated beside the next training. With
---ahead, cells begin before their turn and are held when they have compiled, so that the GPU never waits. What is done
+--ahead, cells begin before their turn and are held when they have compiled, so that the GPU hardly waits. What is done
 is not done again: a cell that was cut off goes on from its last checkpoint. The results, one record per row of the
 table, are written whenever a cell is done.
 """

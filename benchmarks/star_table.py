@@ -18,6 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -38,10 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 if the table is complete."""
     started = time.monotonic()  # before torch is imported, which may take a while
     chosen = _arguments(arguments)
+    from insertlm.errors import InsertlmError
+    from insertlm.files import reason
+
+    try:
+        return _carry_out(chosen, started)
+    except InsertlmError as error:
+        _refuse(str(error))
+    except BrokenPipeError:
+        os._exit(128 + signal.SIGPIPE)  # nobody is left to be told
+    except OSError as error:
+        _refuse(f"{error.filename}: {reason(error)}")
+
+
+def _carry_out(chosen: argparse.Namespace, started: float) -> int:
     if chosen.render:
         from render_table import markdown
 
-        print(markdown([record for path in chosen.render for record in json.loads(path.read_bytes())]))
+        print(markdown([record for path in chosen.render for record in _records(path)]))
         return 0
     cells = _cells(chosen)
     if not cells:
@@ -57,8 +73,13 @@ def _refuse(what: str) -> NoReturn:
     sys.exit(2)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _refuse(message)
+
+
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="armo: star-easy alone")
     parser.add_argument("--preset", choices=("mini", "paper"), default="paper", help="of the model (default: paper)")
@@ -89,12 +110,26 @@ def _cells(chosen: argparse.Namespace) -> list[Cell]:
 
     changes = tuple((key, value) for key, value in chosen.changes)
     options = ("--device", chosen.device) if chosen.device else ()
-    return [
+    cells = [
         Cell(chosen.folder, task, family, chosen.preset, seed, rate, chosen.split, changes, options)
         for seed, task, family in product(chosen.seeds, chosen.tasks, chosen.families)
         if (RECIPES / f"star_{task}" / f"{family}.yaml").is_file()
         for rate in _rates(chosen.rates, family)
     ]
+    for cell in cells:
+        _ = cell.recipe  # a wrong one is refused before anything is written
+    return cells
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    from render_table import markdown
+
+    try:
+        records: list[dict[str, Any]] = json.loads(path.read_bytes())
+        markdown(records)
+    except (ValueError, TypeError, KeyError) as error:
+        _refuse(f"{path}: expected a table that this script wrote ({type(error).__name__}: {error})")
+    return records
 
 
 def _rate(word: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,52 @@ def test_a_signal_stops_the_children_and_nothing_else(tmp_path: Path, number: st
     assert ended == {}
     assert not alive(pid)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_asks_the_children_to_end_and_does_not_interrupt_them(tmp_path: Path) -> None:
+    """It goes to all processes of the terminal."""
+    heard = tmp_path / "heard"
+    script = f"""
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (open({str(heard)!r}, "w").close(), sys.exit()))
+os.kill(os.getpid(), signal.SIGINT)
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(60)
+"""
+    assert not side_by_side.run([Job("a", [[sys.executable, "-c", script]], tmp_path / "log")], 1, Ended())
+    assert heard.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a process that is killed")
+def test_children_that_are_held_end_when_we_are_killed(tmp_path: Path) -> None:
+    pids = [tmp_path / "a.pid", tmp_path / "b.pid"]
+    script = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(side_by_side.__file__).parent)!r})
+import side_by_side
+pids = [Path(name) for name in {[str(pid) for pid in pids]!r}]
+jobs = [
+    side_by_side.Job(pid.name, [["sh", "-c", f"echo $$ > {{pid}}; exec sleep 60"]], pid.with_suffix(".log"), pid.exists)
+    for pid in pids
+]
+side_by_side.run(jobs, 1, print, ahead=1)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        wait_for(lambda: all(pid.is_file() and pid.read_text().strip() for pid in pids))
+        wait_for(lambda: " T " in Path("/proc", pids[1].read_text().strip(), "stat").read_text())
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not any(map(alive, pids)))
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 20) -> None:
+    limit = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
 
 
 def test_a_child_that_is_stopped_with_us_has_not_failed(tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ def table(folder: Path, *arguments: str) -> int:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table of one good cell and one that fails."""
     folder = tmp_path_factory.mktemp("table")
-    assert table(folder, "--families", "ilm", "--rates", "1e-3", "none", "--side-by-side", "2") == 1
+    (folder / "easy-ilm-mini-seed1-rate2e-3").write_text("in the way")
+    assert table(folder, "--families", "ilm", "--rates", "1e-3", "2e-3", "--side-by-side", "2") == 1
     return folder
 
 
@@ -274,10 +275,37 @@ def test_a_table_of_nothing_is_refused(
     assert not (tmp_path / "none").exists()
 
 
-def test_a_file_that_cannot_be_written_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--out", "none/x.json"], "cannot write none/x.json: No such file or directory"),
+        (["--folder", "file"], "file: File exists"),
+        (["--set", "train.stepz", "4"], "--train.stepz: unknown key"),
+        (["--rates", "abc"], "--optim.learning_rate: "),
+        (["--families", "gpt"], "argument --families: invalid choice: 'gpt'"),
+        (["--render", "none.json"], "none.json: No such file or directory"),
+        (["--render", "file"], "file: expected a table that this script wrote (JSONDecodeError: "),
+        (["--render", "scores.json"], "scores.json: expected a table that this script wrote (TypeError: "),
+    ],
+)
+def test_a_mistake_is_known_at_once_and_changes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    why: str,
+) -> None:
     monkeypatch.setattr(side_by_side, "run", lambda *_, **__: pytest.fail("too late"))
-    with pytest.raises(InsertlmError, match="cannot write"):
-        table(tmp_path, "--families", "ilm", "--out", str(tmp_path / "none" / "x.json"))
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("text")
+    Path("scores.json").write_text('{"count": 1}')
+    Path("table.json").write_text("old")
+    with pytest.raises(SystemExit) as end:
+        star_table.main(["--preset", "mini", "--tasks", "easy", "--folder", ".", "--families", "ilm", *arguments])
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"star_table: {why}")
+    assert (Path("table.json").read_text(), Path("file").read_text()) == ("old", "text")
 
 
 # --- Markdown

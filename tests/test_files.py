@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from insertlm.errors import InsertlmError
-from insertlm.files import write_atomically
+from insertlm.files import check_writable, write_atomically
 
 
 def test_write_atomically_replaces(tmp_path: Path) -> None:
@@ -58,3 +58,40 @@ def test_write_atomically_into_a_missing_folder(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "result.json"
     with pytest.raises(InsertlmError, match=f"^cannot write {path}: No such file or directory$"):
         write_atomically(path, b"")
+
+
+def test_a_link_stays_one_and_its_file_is_replaced(tmp_path: Path) -> None:
+    link, file = tmp_path / "link", tmp_path / "folder" / "file"
+    file.parent.mkdir()
+    link.symlink_to(file)
+    for data in (b"new", b"newer"):  # also where there is nothing yet
+        check_writable(link)
+        write_atomically(link, data)
+        assert link.is_symlink()
+        assert file.read_bytes() == data
+    assert [each.name for each in file.parent.iterdir()] == ["file"]
+    link.unlink()
+    link.symlink_to(tmp_path / "none" / "file")
+    with pytest.raises(InsertlmError, match=f"^cannot write {link}: there is no folder {tmp_path / 'none'}$"):
+        check_writable(link)
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check_writable(pipe)
+        write_atomically(pipe, b"data")
+        assert os.read(reader, 10) == b"data"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
+def test_a_device_that_takes_nothing_is_named_and_stays() -> None:
+    with pytest.raises(InsertlmError, match=r"^cannot write /dev/full: No space left on device$"):
+        write_atomically(Path("/dev/full"), b"data")
+    assert Path("/dev/full").is_char_device()

@@ -13,14 +13,21 @@ __all__ = ["cache_folder", "check_writable", "reason", "sync", "write_atomically
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: a reader, or a run after a crash, sees all of the old content or all of the new."""
+    """Replace `path` by `data`: a reader, or a run after a crash, sees all of the old content or all of the new.
+
+    A link stays one, what it points to is replaced; devices and pipes cannot be replaced and are written to."""
+    if _is_special(path):
+        with writing(path):
+            path.write_bytes(data)
+        return
+    place = _place(path)
     # The process id keeps two processes that write the same file from sharing a half-written one.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
         with writing(path):
             write_durably(temporary, data)
-            temporary.replace(path)
-            sync(path.parent)
+            temporary.replace(place)
+            sync(place.parent)
     finally:
         with suppress(OSError):  # a failure to clean up must not hide the first one
             temporary.unlink(missing_ok=True)
@@ -46,10 +53,23 @@ def check_writable(path: Path) -> None:
     """Before the work rather than after it."""
     if path.is_dir():
         raise InsertlmError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise InsertlmError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise InsertlmError(f"cannot write {path}: nothing may be written to the folder {path.parent}")
+    if _is_special(path):
+        return
+    folder = _place(path).parent
+    if not folder.is_dir():
+        raise InsertlmError(f"cannot write {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise InsertlmError(f"cannot write {path}: nothing may be written to the folder {folder}")
+
+
+def _is_special(path: Path) -> bool:
+    """A device, a pipe or the like."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _place(path: Path) -> Path:
+    """Where the file itself is, if `path` is a link to it."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 import yaml
 
 from insertlm.cli import main
+from insertlm.decoding.settings import DecodeConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -43,6 +45,10 @@ def test_the_family_added_on_the_page_works(
     assert len(cases) == 3
     for case in cases:
         case()
+    every = runpy.run_path(str(DOCS.parent / "tests" / "families" / "test_all.py"))
+    config, decode = module.TreeConfig(), DecodeConfig(parallel=0, max_steps=5, max_length=30)
+    every["test_a_model_learns_writes_with_its_average_and_learns_on"](config, decode, "float32")
+    every["test_seeds_of_more_than_32_bits_are_seeds_of_their_own"](config, decode)
 
 
 def test_the_family_added_on_the_page_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:

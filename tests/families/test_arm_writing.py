@@ -192,6 +192,7 @@ def test_only_the_end_may_be_open(tiny_arm: TinyArm, start: list[int], gaps: set
         ({"parallel": 2}, "decode.parallel: this family writes one token a step, got 2"),
         ({"joint": True}, "decode.joint: this family has no distribution over pairs; expected false, got true"),
         ({"position_top_k": 0}, "decode.position_top_k: this family draws no places; expected 1, got 0"),
+        ({"stop_threshold": 0.3}, "decode.stop_threshold: this family ends without one; expected 0.5, got 0.3"),
     ],
 )
 def test_what_it_cannot_do_is_named(tiny_arm: TinyArm, changes: dict[str, Any], line: str) -> None:

@@ -327,12 +327,12 @@ def test_prefix_rows_cannot_be_computed_once() -> None:
         (
             Prompt([1], start=[2], open=frozenset({1}), bounds={1: Bounds(1, 2)}),
             {},
-            "an mdm infills a known number of tokens; expected least = most for gap 1 of a prompt",
+            "an mdm infills a known number of tokens; expected least = most (--min, --max), gap 1",
         ),
         (
             Prompt([1], start=[2], open=frozenset({0})),
             {},
-            "an mdm infills a known number of tokens; expected least = most for gap 0 of a prompt",
+            "an mdm infills a known number of tokens; expected least = most (--min, --max), gap 0",
         ),
         (
             Prompt([1], start=[2, 3], open=frozenset({1}), bounds={1: Bounds(4, 4)}),
@@ -347,12 +347,17 @@ def test_prefix_rows_cannot_be_computed_once() -> None:
         (
             Prompt([1], required=((2,),)),
             {},
-            "an mdm can be kept from writing single ids; expected no required ids, no banned runs",
+            "an mdm can only be kept from writing single tokens; a word is required, or of several",
         ),
         (
             Prompt([1] * 3),
             {"max_length": 8},
             "a prompt makes a row of 9 tokens, its block included; 8 are allowed",
+        ),
+        (
+            Prompt([1]),
+            {"stop_threshold": 0},
+            "decode.stop_threshold: this family ends without one; expected 0.5, got 0",
         ),
         (
             Prompt([1]),

@@ -10,7 +10,7 @@ Design choices, the published ones unless said:
 - The backbone is the one of all families; the unembedding is untied. There is no stop head: <eos> says complete.
 - Decoding computes the prefix, <bos> and the given text once, then one row a step (the published code computes all rows
   in every step). Words and <eos> are the only tokens in play. To draw <eos> is to end the text: `decode.stop_threshold`
-  has no say, and what is about places is refused, for there is only one, the end.
+  is refused, and what is about places too, for there is only one, the end.
 - Probabilities that are recorded are the model's own among words and <eos>, before temperature, top-k and nucleus. That
   of <eos> is the stop probability.
 """

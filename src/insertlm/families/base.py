@@ -93,6 +93,7 @@ class Family(nn.Module, ABC):
     layer: what the backbone is made of   framing: special tokens of a row
     orders: the values of `decode.order` it knows, beside auto   several: whether a step may write several tokens
     draws_places: whether `decode.joint` and `decode.position_top_k` mean anything to it
+    thresholds: whether `decode.stop_threshold` means anything to it
     obedient: whether it keeps to what a prompt demands   appends: whether it writes from left to right
     """
 
@@ -101,6 +102,7 @@ class Family(nn.Module, ABC):
     orders: ClassVar[tuple[str, ...]]
     several: ClassVar[bool] = False
     draws_places: ClassVar[bool] = False
+    thresholds: ClassVar[bool] = False
     obedient: ClassVar[bool] = False
     appends: ClassVar[bool] = False
     writable: Tensor
@@ -148,6 +150,10 @@ class Family(nn.Module, ABC):
         if settings.position_top_k != 1 and not self.draws_places:
             raise InsertlmError(
                 f"decode.position_top_k: this family draws no places; expected 1, got {settings.position_top_k}"
+            )
+        if settings.stop_threshold != (usual := DecodeConfig().stop_threshold) and not self.thresholds:
+            raise InsertlmError(
+                f"decode.stop_threshold: this family ends without one; expected {usual}, got {settings.stop_threshold}"
             )
         self._check_rules([prompt for prompt in prompts if prompt.constrained], longest)
         return longest

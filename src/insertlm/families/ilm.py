@@ -238,6 +238,7 @@ class StopHead(nn.Module):
 
 class ILM(Family):
     orders = tuple(_POLICIES)
+    thresholds = True
     draws_places = True
     obedient = True
 

@@ -102,6 +102,7 @@ def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
 
 class IT(Family):
     orders = ("certainty", "margin", "mass")
+    thresholds = True
     several = True
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:

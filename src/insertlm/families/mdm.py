@@ -251,11 +251,11 @@ class MDM(Family):
         if not {self.specials.mask, self.specials.pad}.isdisjoint(prompt.start):
             raise InsertlmError("a prompt of an mdm has a mask or padding in its text; expected words, and gaps")
         if prompt.required or any(len(run) > 1 for run in prompt.banned):
-            raise InsertlmError("an mdm can be kept from writing single ids; expected no required ids, no banned runs")
+            raise InsertlmError("an mdm can only be kept from writing single tokens; a word is required, or of several")
         if _infills(prompt):
             if unknown := [gap for gap in prompt.gaps if len({*prompt.bounds.get(gap, Bounds())}) > 1]:
                 raise InsertlmError(
-                    f"an mdm infills a known number of tokens; expected least = most for gap {min(unknown)} of a prompt"
+                    f"an mdm infills a known number of tokens; expected least = most (--min, --max), gap {min(unknown)}"
                 )
             if (cells := len(prompt.start) + _masks(prompt)) > self.config.block:
                 raise InsertlmError(f"a prompt makes a text of {cells} tokens; the block has {self.config.block}")

@@ -231,6 +231,8 @@ SECTIONS = "expected the sections task, model, train, family, optim, decode"
         ("text", f"{SECTIONS}, got 'text'"),
         ("a: b: c", "not YAML: mapping values are not allowed here "),
         ("train: {steps: !!bool x}", "not YAML: 'x'"),
+        ("train: {steps: 5, seed: 1, steps: 3}", "not YAML: steps is there twice in "),
+        ("? [1, 2]\n: 3", "not YAML: while constructing a mapping "),
         ("train: &a {steps: *b}", "not YAML: found undefined alias 'b' "),
         ("[" * 5000, "not YAML: maximum recursion depth exceeded"),
         (b"\xff\xfe\x00", "not YAML: "),

@@ -146,7 +146,10 @@ def _add_evaluate(subparsers: Any) -> None:
     command.add_argument("--count", type=_count, metavar="N", help="examples (default: all of the split)")
     command.add_argument("--batch-size", type=_count, default=500, metavar="N", help="sequences at once (default: 500)")
     command.add_argument(
-        "--out", type=Path, metavar="FILE", help="JSON (default: RUN/evaluation-SPLIT.json; none for a bundled model)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="JSON (default: in RUN, by split and settings; none if bundled)",
     )
     _add_device(command)
 

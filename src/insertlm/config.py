@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -161,10 +161,22 @@ def _read(path: Path) -> dict[Any, Any]:
     return tree
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which PyYAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _parse_yaml(text: str | bytes) -> Any:
     """Raises ValueError for whatever is not YAML."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     # The last three are what PyYAML lets through, of `!!bool x`, `!!timestamp x` and thousands of brackets.
     except (yaml.YAMLError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from error

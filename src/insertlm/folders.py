@@ -30,6 +30,8 @@ def is_bundled(folder: Path) -> bool:
 
 def find(name: str) -> Path:
     """The folder of a model, by its name, path or id."""
+    if not name:
+        raise InsertlmError("the name of a model is empty; expected a run folder or the name of a bundled model")
     if name in bundled():
         return _ASSETS / name
     try:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,26 @@ def test_overrides_may_stand_anywhere(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 # --- evaluate
+
+
+def test_ways_of_writing_have_a_file_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = shutil.copytree(RUN, tmp_path / "run")
+    words = ("evaluate", str(run), "--device", "cpu", "--count", "3")
+    usual = insertlm.load(run).recipe.decode
+    assert usual.order == "auto"
+    output(capsys, *words)
+    output(capsys, *words, "--decode.order", "margin", "--decode.joint", "no", "--decode.stop_threshold", "0.25")
+    output(capsys, *words, "--split", "validation", "--decode.max_steps", str(usual.max_steps))
+    names = ["evaluation-test-stop_threshold-0.25-order-margin", "evaluation-test", "evaluation-validation"]
+    assert sorted(file.stem for file in run.glob("evaluation-*.json")) == sorted(names)
+    assert json.loads((run / f"{names[0]}.json").read_text())["decode"]["order"] == "margin"
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate", "infill text --model", "serve", "export"])
+def test_an_empty_name_is_no_model(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([*command.split(), "", *["out"] * (command == "export")]) == 2
+    line = "insertlm: the name of a model is empty; expected a run folder or the name of a bundled model\n"
+    assert capsys.readouterr() == ("", line)
 
 
 def test_evaluation_prints_a_table_and_writes_json(capsys: pytest.CaptureFixture[str]) -> None:

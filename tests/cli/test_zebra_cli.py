@@ -83,7 +83,7 @@ def test_solve_prints_the_table_and_the_order(
     ]
     assert "order  " in told
     assert sorted(told.splitlines()[-1].split()[1:]) == sorted("012" * 9)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(PUZZLE))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PUZZLE.encode())))
     assert output(capsys, "solve", "-") == told
 
 
@@ -212,7 +212,10 @@ def test_what_cannot_be_solved_is_one_line(capsys: pytest.CaptureFixture[str], t
     assert line.startswith(f"insertlm: {message}")
 
 
-def test_what_is_not_text_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_text_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     Path("puzzle.txt").write_bytes(b"\xff\xfe\x00")
     assert main(["solve", "puzzle.txt"]) == 2
     assert capsys.readouterr().err == "insertlm: puzzle.txt: is not text; expected clues\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x00")))
+    assert main(["solve", "-"]) == 2
+    assert capsys.readouterr().err == "insertlm: -: is not text; expected clues\n"

@@ -152,6 +152,9 @@ def test_metrics_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(InsertlmError) as caught:
         read_metrics(tmp_path / "metrics.jsonl")
     assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: no such file; expected the metrics of a run"
+    with pytest.raises(InsertlmError) as caught:
+        read_metrics(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: cannot be read: Is a directory"
 
 
 def test_training_time_is_that_of_the_steps_between_lines() -> None:

@@ -73,7 +73,7 @@ def _fill_in(requests: Sequence[Request], args: Namespace) -> list[Infilling]:
     from insertlm.infilling import infill as fill_in
     from insertlm.terminal import progress_bar
 
-    model = load(args.model or STORIES, args.device)
+    model = load(STORIES if args.model is None else args.model, args.device)
     settings = override_decode(model.recipe.decode, args.overrides)
     with progress_bar("infilling", len(requests)) as advance:
         return fill_in(model.family, model.text_tokenizer, requests, settings, args.seed, progress=advance)

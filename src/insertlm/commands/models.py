@@ -40,7 +40,7 @@ _BATCH = 64  # sequences that are written at once
 def load_model(args: Namespace) -> Model:
     from insertlm.api import BUNDLED, load
 
-    return load(args.model or BUNDLED, args.device)
+    return load(BUNDLED if args.model is None else args.model, args.device)
 
 
 def settings_of(model: Model, args: Namespace) -> DecodeConfig:

@@ -23,6 +23,7 @@ from insertlm.tasks.base import Example
 
 if TYPE_CHECKING:
     from insertlm.api import Model
+    from insertlm.config import Recipe
     from insertlm.decoding.settings import DecodeConfig
     from insertlm.evaluation.report import Scores
     from insertlm.training.distributed import Processes
@@ -68,7 +69,7 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
     if not model.recipe.task.longest_prefix:
         raise InsertlmError(f"{args.model} writes from nothing, so no text is the right one; expected a model of tasks")
     settings = settings_of(model, args)
-    out = args.out or (None if model.bundled else model.folder / f"evaluation-{args.split}.json")
+    out = args.out or (None if model.bundled else model.folder / _evaluation_name(args.split, settings, model.recipe))
     if out:
         check_writable(out)
     task, size = model.recipe.task, args.batch_size
@@ -83,6 +84,13 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
     _print_scores(scores, model, args)
     if out:
         print(f"wrote {out}")
+
+
+def _evaluation_name(split: str, settings: DecodeConfig, recipe: Recipe) -> str:
+    """With the settings that are not the recipe's, so that ways of writing have a file each."""
+    chosen, usual = msgspec.to_builtins(settings), msgspec.to_builtins(recipe.decode)
+    changed = [f"{key}-{value}".lower() for key, value in chosen.items() if value != usual[key]]
+    return f"{'-'.join(['evaluation', split, *changed])}.json"
 
 
 def generate(args: Namespace) -> None:
@@ -146,7 +154,7 @@ def solve(args: Namespace) -> None:
     from insertlm.tasks.zebra_solver import solve as solve_street
 
     try:
-        text = sys.stdin.read() if str(args.file) == "-" else args.file.read_text(encoding="utf-8")
+        text = (sys.stdin.buffer.read() if str(args.file) == "-" else args.file.read_bytes()).decode()
     except OSError as error:
         raise InsertlmError(f"{args.file}: cannot be read: {reason(error)}") from error
     except UnicodeDecodeError as error:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from insertlm.errors import InsertlmError
-from insertlm.files import write_atomically, writing
+from insertlm.files import reason, write_atomically, writing
 
 __all__ = [
     "Measure",
@@ -85,9 +85,12 @@ class Measure(msgspec.Struct, frozen=True):
 
 def read_metrics(path: Path) -> list[Measure]:
     """The lines of a `metrics.jsonl`, also while a run writes it."""
-    if not path.is_file():
-        raise InsertlmError(f"{path}: no such file; expected the metrics of a run")
-    return [measure for _, measure in _whole_lines(path)]
+    try:
+        return [measure for _, measure in _whole_lines(path)]
+    except FileNotFoundError as error:
+        raise InsertlmError(f"{path}: no such file; expected the metrics of a run") from error
+    except OSError as error:
+        raise InsertlmError(f"{path}: cannot be read: {reason(error)}") from error
 
 
 def accuracies(measures: Iterable[Measure]) -> list[tuple[int, float]]:

@@ -77,6 +77,17 @@ def test_ways_of_writing_have_a_file_each(capsys: pytest.CaptureFixture[str], tm
     assert json.loads((run / f"{names[0]}.json").read_text())["decode"]["order"] == "margin"
 
 
+def test_an_error_of_the_system_names_its_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise OSError(5, "Input/output error", "some/file")
+
+    monkeypatch.setattr(commands, "data", refuse)
+    assert main(["data", "star-easy"]) == 2
+    assert capsys.readouterr().err == "insertlm: some/file: Input/output error\n"
+
+
 @pytest.mark.parametrize("command", ["evaluate", "generate", "infill text --model", "serve", "export"])
 def test_an_empty_name_is_no_model(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([*command.split(), "", *["out"] * (command == "export")]) == 2

@@ -1,7 +1,7 @@
 """Commands in several processes at once, none of which outlives us: for scripts that may be stopped at any time.
 
-Children stay in our process group, so that whoever kills the group gets them too, but Ctrl-C is for us alone: we ask
-them to end in their own way. On Linux the system ends them if we are killed.
+Children stay in our process group, so that whoever kills the group gets them too, but Ctrl-C, or a terminal that is
+closed, is for us alone: we ask them to end in their own way. On Linux the system ends them if we are killed.
 """
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ class _Running:
 
 
 def _tie_to_parent() -> None:
-    """In the child, before it becomes its command: what we ignore, it ignores."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In the child, before it becomes its command: what a terminal sends is not for it, and it ends when we do."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()  # before torch is imported, which may take a while
     chosen = _arguments(arguments)
     from insertlm.errors import InsertlmError
-    from insertlm.files import reason
+    from insertlm.files import place_and_reason
 
     try:
         return _carry_out(chosen, started)
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os._exit(128 + signal.SIGPIPE)  # nobody is left to be told
     except OSError as error:
-        _refuse(f"{error.filename}: {reason(error)}")
+        _refuse(place_and_reason(error))
 
 
 def _carry_out(chosen: argparse.Namespace, started: float) -> int:

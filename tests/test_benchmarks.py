@@ -192,14 +192,17 @@ def test_a_signal_stops_the_children_and_nothing_else(tmp_path: Path, number: st
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ctrl_c_asks_the_children_to_end_and_does_not_interrupt_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", ["SIGINT", "SIGHUP"])
+def test_what_a_terminal_sends_asks_the_children_to_end_and_does_not_interrupt_them(
+    tmp_path: Path, number: str
+) -> None:
     """It goes to all processes of the terminal."""
     heard = tmp_path / "heard"
     script = f"""
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (open({str(heard)!r}, "w").close(), sys.exit()))
-os.kill(os.getpid(), signal.SIGINT)
-os.kill(os.getppid(), signal.SIGINT)
+os.kill(os.getpid(), signal.{number})
+os.kill(os.getppid(), signal.{number})
 time.sleep(60)
 """
     assert not side_by_side.run([Job("a", [[sys.executable, "-c", script]], tmp_path / "log")], 1, Ended())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -90,8 +91,13 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
-def test_a_device_that_takes_nothing_is_named_and_stays() -> None:
-    with pytest.raises(InsertlmError, match=r"^cannot write /dev/full: No space left on device$"):
-        write_atomically(Path("/dev/full"), b"data")
-    assert Path("/dev/full").is_char_device()
+def test_what_is_no_file_and_cannot_be_written_to_is_named_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        with pytest.raises(InsertlmError, match=r"^cannot write socket: No such device or address$"):
+            write_atomically(Path("socket"), b"data")
+    assert Path("socket").is_socket()
+    assert list(tmp_path.iterdir()) == [tmp_path / "socket"]

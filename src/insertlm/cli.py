@@ -19,7 +19,7 @@ from pathlib import Path
 import insertlm
 from insertlm.arguments import OVERRIDES, parser
 from insertlm.errors import OUT_OF_MEMORY, InsertlmError, is_out_of_memory
-from insertlm.files import reason
+from insertlm.files import place_and_reason
 
 __all__ = ["main"]
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("insertlm: interrupted", file=sys.stderr)
         return 130
     except OSError as error:
-        return _complain(f"{error.filename}: {reason(error)}" if error.filename else reason(error))
+        return _complain(place_and_reason(error))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

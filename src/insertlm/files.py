@@ -9,7 +9,16 @@ from pathlib import Path
 
 from insertlm.errors import InsertlmError
 
-__all__ = ["cache_folder", "check_writable", "reason", "sync", "write_atomically", "write_durably", "writing"]
+__all__ = [
+    "cache_folder",
+    "check_writable",
+    "place_and_reason",
+    "reason",
+    "sync",
+    "write_atomically",
+    "write_durably",
+    "writing",
+]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -87,6 +96,11 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def place_and_reason(error: OSError) -> str:
+    """`data.txt: Permission denied`, or the reason alone where no file is known."""
+    return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
 
 
 def reason(error: OSError) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import generation
+import mdm_lengths
 import pytest
 import side_by_side
 import tokenise
@@ -21,6 +22,9 @@ import torch
 import train_step
 import zebra_rate
 from side_by_side import Job
+
+import insertlm
+from insertlm import cli
 
 # --- Speed
 
@@ -64,6 +68,23 @@ def test_puzzles_are_counted_by_the_second(capsys: pytest.CaptureFixture[str], m
     assert found["split"] == "train"
     assert 0 < found["per_second"] <= found["per_core_second"] * found["cores"] * 2
     assert found["prefix_tokens"] <= found["longest_prefix"] <= 350
+
+
+def test_lengths_that_are_told_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = {"model.layers": 1, "task.train": 50, "task.validation": 20, "train.steps": 1, "train.validate_every": 0}
+    changes = [word for key, value in tiny.items() for word in (f"--{key}", str(value))]
+    run = str(tmp_path / "run")
+    assert cli.main(["train", "recipes/star_medium/mdm.yaml", "--run", run, "--model.preset", "mini", *changes]) == 0
+    capsys.readouterr()
+    mdm_lengths.main([run, "--count", "20", "--device", "cpu"])
+    found = json.loads(capsys.readouterr().out)
+    assert {"device", "torch", "insertlm", "commit"} <= found.keys()
+    assert found["graphs"] == 20
+    assert 0 < found["shorter"] + found["longer"] <= 20 - found["exact"]  # who has learnt nothing knows no length
+    model = insertlm.load(run, "cpu")
+    examples = list(model.recipe.task.examples("validation", 20))
+    told = mdm_lengths.written(model, examples, "margin", told=True)
+    assert [len(text) for text in told] == [len(example.target) for example in examples]
 
 
 def test_tokenising_is_timed(

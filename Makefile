@@ -25,6 +25,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # torch comes first and alone: its version is pinned, so that a CPU machine does not pull the CUDA build.
 $(READY): pyproject.toml constraints.txt

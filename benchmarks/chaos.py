@@ -29,7 +29,7 @@ import torch
 import yaml
 from common import report
 
-from insertlm.training import checkpoint
+from insertlm.storage import checkpoints as checkpoint
 
 KINDS = ("worker", "launcher", "save", "validation")
 SAVE, VALIDATE = 10, 25

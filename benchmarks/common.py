@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from insertlm.config import Recipe, parse_recipe
 from insertlm.evaluation.report import provenance
+from insertlm.recipe import Recipe, parse_recipe
 from insertlm.tasks.star import PRESETS, Star
 
 __all__ = ["STORIES", "model_arguments", "recipe_of", "report"]

@@ -17,11 +17,11 @@ import time
 
 from common import STORIES, model_arguments, recipe_of, report
 
-from insertlm.api import choose_device, prepare
-from insertlm.decoding.settings import Prompt
 from insertlm.families.base import Family
-from insertlm.tokenizers import WordTokenizer
-from insertlm.training.loop import build_family
+from insertlm.inference.settings import Prompt
+from insertlm.model import choose_device, prepare
+from insertlm.recipe import build_family
+from insertlm.text.tokenizers import WordTokenizer
 
 WORDS = 4090
 

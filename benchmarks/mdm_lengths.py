@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from common import report
 
 import insertlm
-from insertlm.api import Model
-from insertlm.decoding.settings import Bounds, Prompt
-from insertlm.evaluation.accuracy import generate
+from insertlm.inference.batches import generate
+from insertlm.inference.settings import Bounds, Prompt
+from insertlm.model import Model
 from insertlm.tasks.base import Example
 
 __all__ = ["written"]

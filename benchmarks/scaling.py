@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from common import model_arguments, recipe_of, report
 
-from insertlm.training.distributed import Processes, joined
+from insertlm.core.processes import Processes, joined
+from insertlm.data.order import Order
 from insertlm.training.loop import build_step
-from insertlm.training.order import Order
 
 WAYS = {"one": (1, "ddp"), "replicated": (2, "ddp"), "sharded": (2, "fsdp")}
 

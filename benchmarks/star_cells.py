@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from insertlm.config import Recipe, differences, load_recipe
-from insertlm.training import checkpoint
+from insertlm.recipe import Recipe, differences, load_recipe
+from insertlm.storage import checkpoints as checkpoint
 from insertlm.training.metrics import accuracies, read_metrics, training_seconds
 
 __all__ = ["RECIPES", "Cell"]

@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 if the table is complete."""
     started = time.monotonic()  # before torch is imported, which may take a while
     chosen = _arguments(arguments)
-    from insertlm.errors import InsertlmError
-    from insertlm.files import place_and_reason
+    from insertlm.core.errors import InsertlmError
+    from insertlm.core.files import place_and_reason
 
     try:
         return _carry_out(chosen, started)
@@ -173,7 +173,7 @@ class _Table:
         """What there is to do, if anything."""
         from side_by_side import Job
 
-        from insertlm.errors import InsertlmError
+        from insertlm.core.errors import InsertlmError
 
         try:
             missing = cell.missing()
@@ -202,7 +202,7 @@ class _Table:
         print(f"{len(self.records) + len(self.problems)} of {len(self.cells)}  {name}: {word}", flush=True)
 
     def _write(self) -> None:
-        from insertlm.files import write_atomically
+        from insertlm.core.files import write_atomically
 
         records = [record for name in self.cells for record in self.records.get(name, [])]
         write_atomically(self.out, f"{json.dumps(records, indent=2)}\n".encode())
@@ -210,7 +210,7 @@ class _Table:
     def _print(self) -> None:
         from rich.table import Table
 
-        from insertlm.terminal import standard_output
+        from insertlm.cli.terminal import standard_output
 
         table = Table("cell", "decoding", box=None)
         for name in ("exact %", "token %", "minutes"):

@@ -20,9 +20,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core
 import torch
 from common import report
 
-from insertlm.corpus.sources import documents, source_of, texts
-from insertlm.corpus.store import Encoder, Options
-from insertlm.subwords import SubwordTokenizer, load_tokenizer, train_bpe
+from insertlm.data.sources import documents, source_of, texts
+from insertlm.data.store import Encoder, Options
+from insertlm.text.subwords import SubwordTokenizer, load_tokenizer, train_bpe
 
 
 def main() -> None:

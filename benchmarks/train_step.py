@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from common import STORIES, model_arguments, recipe_of, report
 
-from insertlm.api import choose_device
+from insertlm.data.order import Order
 from insertlm.families.base import Family
+from insertlm.model import choose_device
+from insertlm.recipe import build_family
 from insertlm.tasks.base import Examples
-from insertlm.tokenizers import WordTokenizer
-from insertlm.training.loop import build_family
-from insertlm.training.order import Order
+from insertlm.text.tokenizers import WordTokenizer
 from insertlm.training.step import TrainStep
 
 BLOCK, WORDS = 1024, 30_516  # with six special tokens, the published vocabulary

@@ -16,8 +16,8 @@ import torch
 from common import report
 
 from insertlm.tasks.base import SPLITS
-from insertlm.tasks.zebra import Zebra
-from insertlm.tasks.zebra_puzzles import cores
+from insertlm.tasks.zebra.puzzles import cores
+from insertlm.tasks.zebra.task import Zebra
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insertlm.cli import main
+from insertlm.cli.main import main
 
 __all__ = ["RECIPE", "RUN", "output"]
 

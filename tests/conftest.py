@@ -11,10 +11,10 @@ from hypothesis import settings
 from lettering import Few, build
 from torch import Tensor
 
-from insertlm.backbone.transformer import ModelConfig
 from insertlm.families.base import Family
 from insertlm.families.ilm import ILM, IlmConfig
-from insertlm.tokenizers import WordTokenizer
+from insertlm.nn.transformer import ModelConfig
+from insertlm.text.tokenizers import WordTokenizer
 
 # The machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("insertlm", deadline=None, print_blob=True)

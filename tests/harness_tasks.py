@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from insertlm.config import parse_recipe, to_yaml
-from insertlm.subwords import train_bpe
-from insertlm.training.loop import build_family
+from insertlm.recipe import build_family, parse_recipe, to_yaml
+from insertlm.text.subwords import train_bpe
 
 STORIES = [f"The {animal} number {i} sat on the mat." for i in range(30) for animal in ("cat", "dog")]
 TASKS = {

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from insertlm.corpus.encoding import Chunk, Encoder
+from insertlm.data.encoding import Chunk, Encoder
 
 __all__ = ["Moment", "child", "kill_until_done", "slow_down", "stored"]
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, cast
 import msgspec
 import torch
 
-from insertlm.api import Model
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.config import Recipe
-from insertlm.decoding.settings import DecodeConfig
 from insertlm.families.base import Family
-from insertlm.infilling import Infilling, Request, infill
-from insertlm.tokenizers import Specials
+from insertlm.inference.settings import DecodeConfig
+from insertlm.infill.filling import Infilling, Request, infill
+from insertlm.model import Model
+from insertlm.nn.transformer import ModelConfig
+from insertlm.recipe import Recipe
+from insertlm.text.tokenizers import Specials
 
 __all__ = ["FREE", "Few", "Letters", "build", "filled", "free", "text_model"]
 

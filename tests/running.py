@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from insertlm.config import Recipe, parse_recipe
-from insertlm.training.distributed import Processes
+from insertlm.core.processes import Processes
+from insertlm.recipe import Recipe, parse_recipe
 
 __all__ = ["CPU", "STEPS", "logged", "quiet", "recipe_of"]
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from insertlm import commands
-from insertlm.cli import main
-from insertlm.files import write_durably
-from insertlm.training import checkpoint
+from insertlm.cli import commands
+from insertlm.cli.main import main
+from insertlm.core.files import write_durably
+from insertlm.storage import checkpoints as checkpoint
 
 RECIPE = """
 task: {name: star, degree: 2, min_nodes: 3, max_nodes: 3, min_plan: 2, nodes: 8, train: 100, validation: 9, test: 9}

@@ -24,7 +24,7 @@ import zebra_rate
 from side_by_side import Job
 
 import insertlm
-from insertlm import cli
+from insertlm.cli import main as cli
 
 # --- Speed
 

@@ -24,12 +24,11 @@ import pytest
 from safetensors.torch import save_file
 
 import insertlm
-from insertlm import cli
-from insertlm.arguments import OVERRIDES
-from insertlm.config import load_recipe, parse_recipe, to_yaml
-from insertlm.errors import InsertlmError
-from insertlm.subwords import train_bpe
-from insertlm.training.loop import build_family
+from insertlm.cli import main as cli
+from insertlm.cli.arguments import OVERRIDES
+from insertlm.core.errors import InsertlmError
+from insertlm.recipe import build_family, load_recipe, parse_recipe, to_yaml
+from insertlm.text.subwords import train_bpe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,10 +50,10 @@ ONLY_PARSED = {
     r"make demo": "installs; what it then runs is in test_readme.py",
     r"make test": "this is part of it",
     r"pip install": "installs",
-    r".*--push ": "needs the Hub; tests/export/test_hub.py runs it against a stand-in",
-    r".*--model me/stories": "needs the Hub; tests/export/test_hub.py runs it against a stand-in",
+    r".*--push ": "needs the Hub; tests/storage/test_hub.py runs it against a stand-in",
+    r".*--model me/stories": "needs the Hub; tests/storage/test_hub.py runs it against a stand-in",
     r"insertlm evaluate (infilling|judge|nll) ": "needs a model of billions of parameters; tests/evaluation runs it",
-    r"(lm_eval|python -m insertlm.harness) ": "needs tasks from the Hub; test_harness.py runs it on tasks of its own",
+    r"(lm_eval|python -m insertlm.evaluation.harness) ": "needs tasks of the Hub; test_harness.py has its own",
     r"insertlm serve": "runs until it is stopped; the server has tests of its own",
     r"curl ": "asks a server that does not run here; the server has tests of its own",
     r"insertlm train recipes/stories/": "needs data sets from the Hub; tests/corpus reads local ones",

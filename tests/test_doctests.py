@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 
 import insertlm
-from insertlm import api
+from insertlm import model as api
 
 
 def test_the_examples_of_the_api_are_true() -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COMMAND = [sys.executable, "-c", "import sys; from insertlm.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from insertlm.cli.main import main; sys.exit(main())"]
 
 
 def insertlm(*arguments: str | Path) -> None:

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 import insertlm
-from insertlm.cli import main
-from insertlm.config import load_recipe
-from insertlm.decoding.settings import Prompt
+from insertlm.cli.main import main
+from insertlm.inference.settings import Prompt
+from insertlm.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,8 +19,8 @@ from render_table import PAPER, PUBLISHED_WAYS, markdown
 from side_by_side import Job
 from star_cells import WAYS, Cell
 
-from insertlm.errors import InsertlmError
-from insertlm.training import checkpoint
+from insertlm.core.errors import InsertlmError
+from insertlm.storage import checkpoints as checkpoint
 
 # --- Cells
 

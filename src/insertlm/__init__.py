@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 
 if TYPE_CHECKING:
-    from insertlm.api import Model, load
+    from insertlm.model import Model, load
 
     __version__: str
 
@@ -31,7 +31,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would let any misspelt name 
             except PackageNotFoundError:  # the sources are on the path, not installed
                 return "0+unknown"
         if name in __all__:
-            from insertlm import api
+            from insertlm import model as api
 
             return getattr(api, name)
         raise AttributeError(f"module 'insertlm' has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 import sys
 
-from insertlm.cli import main
+from insertlm.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commanding import RECIPE
 
-from insertlm.cli import main
+from insertlm.cli.main import main
 
 
 @pytest.fixture(scope="session")

@@ -21,12 +21,14 @@ import yaml
 from commanding import RUN, output
 
 import insertlm
-from insertlm import api, commands, folders
-from insertlm.cli import main
-from insertlm.decoding.trajectory import Insertion, Trajectory
+from insertlm import model as api
+from insertlm.cli import commands, runs
+from insertlm.cli.main import main
 from insertlm.evaluation import report
-from insertlm.subwords import load_tokenizer
+from insertlm.inference.trajectory import Insertion, Trajectory
+from insertlm.storage import folders
 from insertlm.tasks.star import PRESETS, Star
+from insertlm.text.subwords import load_tokenizer
 
 GRAPH = "1>2 2>3 4>2 2>5 : 1 3"
 COMMAND = [sys.executable, "-m", "insertlm"]
@@ -213,7 +215,7 @@ def test_a_family_that_cannot_tell_when_it_is_done(
     """And that writes both tokens at once: null and a dash, and one line."""
     events = [Insertion(0, rank, token, -0.5, None) for rank, token in enumerate((1, 3))]
     written = [Trajectory([1, 3, 1, 3], [], events, stop_probability=None, complete=True)]
-    monkeypatch.setattr(commands.runs, "write", lambda *_: written)
+    monkeypatch.setattr(runs, "write", lambda *_: written)
     [record] = map(json.loads, output(capsys, "generate", RUN, "--prompt", GRAPH, "--json").splitlines())
     assert record["stop_probability"] is None
     assert [event["stop_probability"] for event in record["events"]] == [None, None]
@@ -303,7 +305,7 @@ def test_sources_that_are_not_installed_have_no_version(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("arguments", [["--version"], ["data", "star-easy"], ["data", "nothing"], ["plot", "graph"]])
 def test_what_needs_no_torch_does_not_import_it(arguments: list[str], tmp_path: Path) -> None:
-    code = f"import sys; from insertlm.cli import main; main({arguments}); sys.exit('torch' in sys.modules)"
+    code = f"import sys; from insertlm.cli.main import main; main({arguments}); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 

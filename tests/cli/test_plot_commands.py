@@ -14,7 +14,7 @@ from commanding import RUN, output
 
 import insertlm
 from insertlm import plots
-from insertlm.cli import main
+from insertlm.cli.main import main
 from insertlm.plots import Curve, Panel
 from insertlm.tasks.star import Star
 

@@ -15,10 +15,10 @@ from commanding import output
 
 import insertlm
 from insertlm import plots
-from insertlm.cli import main
+from insertlm.cli.main import main
 from insertlm.plots import Result, Written
-from insertlm.tasks.zebra import Triple, Zebra, in_threes
-from insertlm.tasks.zebra_clues import Street
+from insertlm.tasks.zebra.clues import Street
+from insertlm.tasks.zebra.task import Triple, Zebra, in_threes
 
 RECIPE = """
 task: {name: zebra, max_houses: 4, max_attributes: 3, train: 60, validation: 6, test: 12}

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.decoding.trajectory import Trajectory
-from insertlm.evaluation.accuracy import accuracy, generate
+from insertlm.evaluation.accuracy import accuracy
 from insertlm.families.base import Family
+from insertlm.inference.batches import generate
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.trajectory import Trajectory
 from insertlm.tasks.base import Example, Examples, Task
 from insertlm.tasks.star import PRESETS, Star
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from insertlm.api import load
-from insertlm.decoding.settings import DecodeConfig
-from insertlm.decoding.trajectory import Insertion, Trajectory
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.evaluator import Evaluator
 from insertlm.evaluation.frontier import grid_of_settings, sweep
 from insertlm.evaluation.journal import Journal
 from insertlm.evaluation.nll import score_texts, summarise
 from insertlm.evaluation.writing import Source, unconditional, write_once
+from insertlm.inference.settings import DecodeConfig
+from insertlm.inference.trajectory import Insertion, Trajectory
+from insertlm.model import load
 from insertlm.tasks.star import Star
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.evaluator import TextScore
-from insertlm.evaluation.infilling import Infilled, compare, read_infilled
+from insertlm.evaluation.infills import Infilled, compare, read_infilled
 
 
 def score(nll: float, entropy: float = 1.0) -> TextScore:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.journal import Journal, key_of
 
 

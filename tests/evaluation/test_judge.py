@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from insertlm.cli import main
-from insertlm.errors import InsertlmError
+from insertlm.cli.main import main
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation import judge as module
 from insertlm.evaluation.endpoint import Endpoint
 from insertlm.evaluation.journal import Journal

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.core.noise import uniform
 from insertlm.evaluation import likelihood
 from insertlm.evaluation.likelihood import Effort, Estimate, log_likelihood
 from insertlm.families.arm import ARM, ArmConfig
@@ -23,8 +22,9 @@ from insertlm.families.base import Family
 from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MDM, MdmConfig, lay_out
-from insertlm.noise import uniform
-from insertlm.tokenizers import WordTokenizer
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.nn.transformer import ModelConfig
+from insertlm.text.tokenizers import WordTokenizer
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 MODEL = ModelConfig(layers=2, width=8, heads=2, hidden=12)

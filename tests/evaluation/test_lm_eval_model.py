@@ -15,7 +15,7 @@ pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'in
 import lm_eval
 from lm_eval.tasks import TaskManager
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation import lm_eval_model
 from insertlm.evaluation.likelihood import Effort, log_likelihood
 from insertlm.evaluation.lm_eval_model import InsertlmLM

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation import evaluator as module
 from insertlm.evaluation.evaluator import Evaluator, TextScore
 from insertlm.evaluation.journal import Journal

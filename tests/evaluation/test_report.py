@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import insertlm
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.evaluation.accuracy import accuracy, generate
+from insertlm.evaluation.accuracy import accuracy
 from insertlm.evaluation.report import Scores, evaluate, provenance
 from insertlm.families.ilm import ILM
+from insertlm.inference.batches import generate
+from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.tasks.star import Star
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from insertlm import cli, commands, plots
-from insertlm.cli import main
-from insertlm.commands.texts import _is_run
+from insertlm import plots
+from insertlm.cli import commands
+from insertlm.cli import main as cli
+from insertlm.cli.main import main
+from insertlm.cli.texts import _is_run
 from insertlm.evaluation import evaluator as module
 from insertlm.evaluation import writing
 from insertlm.evaluation.writing import Source
@@ -194,7 +196,9 @@ def test_help_of_a_command_of_two_words(capsys: pytest.CaptureFixture[str], word
 
 
 def test_mistakes_in_files_are_answered_without_torch(place: Path) -> None:
-    code = "import sys; from insertlm.cli import main; main(['plot', 'judge', 'x']); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from insertlm.cli.main import main; main(['plot', 'judge', 'x']); sys.exit('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 

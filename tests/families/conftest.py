@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from insertlm.backbone.transformer import ModelConfig
 from insertlm.families.arm import ARM, ArmConfig
 from insertlm.families.it import IT, ItConfig
-from insertlm.tokenizers import WordTokenizer
+from insertlm.nn.transformer import ModelConfig
+from insertlm.text.tokenizers import WordTokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,19 +9,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.config import FamilyConfig, Recipe, TrainConfig
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.core.processes import Processes
+from insertlm.data.order import Order
 from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.nn.transformer import ModelConfig
+from insertlm.recipe import FamilyConfig, OptimConfig, Recipe, TrainConfig
 from insertlm.tasks.star import Star
-from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
-from insertlm.training.optim import OptimConfig
-from insertlm.training.order import Order
 from insertlm.training.step import TrainStep
 
 TASK = Star(degree=2, min_nodes=3, max_nodes=3, min_plan=2, nodes=8, train=40)

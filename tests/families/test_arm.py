@@ -19,13 +19,13 @@ from rich.console import Console
 from torch import Tensor
 
 from insertlm import load
-from insertlm.backbone.fused import ROWS
-from insertlm.config import parse_recipe
-from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.core.processes import Processes
 from insertlm.families.arm import ARM, pack
 from insertlm.families.base import Noise
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.nn.fused import ROWS
+from insertlm.recipe import parse_recipe
 from insertlm.tasks.base import Example, Examples
-from insertlm.training.distributed import Processes
 from insertlm.training.loop import train
 
 NextLogits = Callable[[ARM, list[int], list[int]], Tensor]
@@ -190,7 +190,7 @@ def test_every_weight_learns_and_dropout_changes_with_the_epoch(tiny_arm: TinyAr
 def test_losses_are_one_graph_for_every_capacity(tiny_arm: TinyArm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of the device, and no shape depends on the data, whichever bound on predicting rows is lower.
     Without torch.compile's code generator, which is slow, and without attention, which on a CPU does ask."""
-    monkeypatch.setattr("insertlm.backbone.attention.attend", lambda q, k, v, *rest: v)
+    monkeypatch.setattr("insertlm.nn.attention.attend", lambda q, k, v, *rest: v)
     arm = tiny_arm(dropout=0.1, dtype=torch.float32).train()
     batch = [Example([1, 2], [0] * 40), *(Example([n], [1, 2]) for n in range(6))]
     rows, noise = arm.rows(as_examples(batch)), noise_of(len(batch))

@@ -17,11 +17,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.decoding.sampling import choose, draws
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.decoding.trajectory import Insertion, Trajectory
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.families.arm import ARM
+from insertlm.inference.sampling import choose, draws
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.trajectory import Insertion, Trajectory
 
 Fits = Callable[[Tensor, Tensor], bool]
 NextLogits = Callable[[ARM, list[int], list[int]], Tensor]

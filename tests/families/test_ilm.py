@@ -21,7 +21,7 @@ from torch import Tensor
 from insertlm.families.base import Noise, Rows
 from insertlm.families.ilm import ILM, IlmConfig, corrupt
 from insertlm.tasks.base import Example, Examples
-from insertlm.tokenizers import WordTokenizer
+from insertlm.text.tokenizers import WordTokenizer
 
 Fits = Callable[[Tensor, Tensor], bool]
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Noise
 from insertlm.families.ilm import ILM, IlmConfig, corrupt
+from insertlm.nn.transformer import ModelConfig
 from insertlm.tasks.base import Examples
-from insertlm.tokenizers import WordTokenizer
+from insertlm.text.tokenizers import WordTokenizer
 
 WORDS = 6
 TinyIlm = Callable[..., ILM]

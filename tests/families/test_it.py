@@ -19,16 +19,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.backbone.fused import whole_blocks
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.data.order import Order
 from insertlm.families.base import Noise, Rows
 from insertlm.families.ilm import IlmConfig, corrupt
 from insertlm.families.it import IT, ItConfig, slots_of
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.nn.fused import whole_blocks
+from insertlm.nn.transformer import ModelConfig
+from insertlm.recipe import OptimConfig
 from insertlm.tasks.base import Example, Examples
-from insertlm.tokenizers import WordTokenizer
-from insertlm.training.optim import OptimConfig
-from insertlm.training.order import Order
+from insertlm.text.tokenizers import WordTokenizer
 from insertlm.training.step import TrainStep
 
 SlotRows = Callable[[IT, list[int], list[int]], Tensor]
@@ -230,7 +230,7 @@ def test_losses_are_one_graph_for_every_capacity(monkeypatch: pytest.MonkeyPatch
     """Nothing is asked of the device, and no shape depends on the data. Without torch.compile's code generator, which
     is slow, and without attention, which on a CPU does ask."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-    monkeypatch.setattr("insertlm.backbone.attention.attend", lambda q, k, v, *which: v)
+    monkeypatch.setattr("insertlm.nn.attention.attend", lambda q, k, v, *which: v)
     traced, eager = training(6, layers=1, compiled=True), training(6, layers=1)
     example, epoch = (torch.from_numpy(part[0]) for part in eager.order.batches(0, 1))
 

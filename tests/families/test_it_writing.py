@@ -19,11 +19,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.decoding.insertion import InsertionWriter
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.decoding.trajectory import Trajectory
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.families.insertion import InsertionWriter
 from insertlm.families.it import IT
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.trajectory import Trajectory
 
 Fits = Callable[[Tensor, Tensor], bool]
 SlotRows = Callable[[IT, list[int], list[int]], Tensor]

@@ -18,15 +18,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.data.order import Order
 from insertlm.families.base import Noise
 from insertlm.families.mdm import MDM, MdmConfig, lay_out, mask_cells, times, total_noise
+from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
+from insertlm.nn.transformer import ModelConfig
+from insertlm.recipe import OptimConfig
 from insertlm.tasks.base import Example, Examples
-from insertlm.tokenizers import WordTokenizer
-from insertlm.training.optim import OptimConfig
-from insertlm.training.order import Order
+from insertlm.text.tokenizers import WordTokenizer
 from insertlm.training.step import TrainStep, capacity_for
 
 Fits = Callable[[Tensor, Tensor], bool]

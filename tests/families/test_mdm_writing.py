@@ -18,13 +18,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
-from insertlm.decoding.trajectory import Trajectory
+from insertlm.core.noise import uniform
 from insertlm.families import mdm as family
 from insertlm.families.mdm import MDM, MdmConfig, total_noise
-from insertlm.noise import uniform
-from insertlm.tokenizers import WordTokenizer
+from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
+from insertlm.inference.trajectory import Trajectory
+from insertlm.nn.transformer import ModelConfig
+from insertlm.text.tokenizers import WordTokenizer
 
 Fits = Callable[[Tensor, Tensor], bool]
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

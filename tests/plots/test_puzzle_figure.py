@@ -17,8 +17,8 @@ from insertlm.plots import Written, puzzle_figure
 from insertlm.plots.figure import BAD, BLUE, INK
 from insertlm.plots.puzzle import OUTLINES
 from insertlm.tasks.base import Example
-from insertlm.tasks.zebra import Triple, Zebra
-from insertlm.tasks.zebra_clues import HOUSE, KINDS, SIDE, TOKENIZER, Clue, Street, read
+from insertlm.tasks.zebra.clues import HOUSE, KINDS, SIDE, TOKENIZER, Clue, Street, read
+from insertlm.tasks.zebra.task import Triple, Zebra
 
 STREET = read("""3 houses, 3 attributes
 left-of LHS c 2 2 RHS c 2 1 CLUE_END = LHS c 2 1 RHS c 1 2 CLUE_END

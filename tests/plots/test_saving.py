@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.plots import (
     Curve,
     Result,
@@ -20,7 +20,7 @@ from insertlm.plots import (
     training_figure,
     trajectory_figure,
 )
-from insertlm.tasks.zebra_clues import Clue, Street
+from insertlm.tasks.zebra.clues import Clue, Street
 
 EDGES = [(1, 2), (2, 3), (3, 4), (2, 5), (6, 2)]
 

@@ -15,7 +15,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from insertlm.decoding.trajectory import Insertion, Trajectory
+from insertlm.inference.trajectory import Insertion, Trajectory
 from insertlm.plots import Panel, comparison_figure, trajectory_figure
 from insertlm.plots.figure import GREY
 from insertlm.plots.trajectory import SIDE, WIDEST

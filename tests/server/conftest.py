@@ -17,13 +17,12 @@ import torch
 import uvicorn
 from lettering import Few, build, text_model
 
-from insertlm.api import Model
-from insertlm.config import parse_recipe
 from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
+from insertlm.model import Model
+from insertlm.recipe import build_family, parse_recipe
 from insertlm.server.app import create_app
 from insertlm.server.limits import Limits
-from insertlm.training.loop import build_family
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -10,9 +10,8 @@ import pytest
 import server as benchmark
 from safetensors.torch import save_file
 
-from insertlm.config import parse_recipe, to_yaml
-from insertlm.subwords import train_bpe
-from insertlm.training.loop import build_family
+from insertlm.recipe import build_family, parse_recipe, to_yaml
+from insertlm.text.subwords import train_bpe
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from insertlm.api import Model
+from insertlm.model import Model
 
 
 @pytest.fixture

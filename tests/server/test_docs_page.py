@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import insertlm
-from insertlm.api import Model
+from insertlm.model import Model
 
 Open = Callable[..., Page]
 

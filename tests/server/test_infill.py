@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from insertlm.api import Model
+from insertlm.model import Model
 from insertlm.server.metrics import sample
 
 TEXT = "the ___ was ___."

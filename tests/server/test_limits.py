@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-from insertlm.api import Model
-from insertlm.cli import main
-from insertlm.decoding.session import Session
+from insertlm.cli.main import main
+from insertlm.inference.session import Session
+from insertlm.model import Model
 from insertlm.server.app import create_app
 
 Serve = Callable[..., Any]
@@ -384,7 +384,7 @@ def test_mistakes_of_the_command_are_one_line(
 def test_a_port_that_is_taken_is_told_before_models_are_loaded(
     server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("insertlm.api.load", None)
+    monkeypatch.setattr("insertlm.model.load", None)
     assert main(["serve", "--port", str(server.port)]) == 2
     line = f"cannot listen on 127.0.0.1, port {server.port}: Address already in use; see --host and --port"
     assert capsys.readouterr().err == f"insertlm: {line}\n"

@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from insertlm.api import Model
-from insertlm.cli import main
-from insertlm.drafts import Draft
+from insertlm.cli.main import main
+from insertlm.infill.drafts import Draft
+from insertlm.model import Model
 from insertlm.server.limits import Limits
 
 Serve = Callable[..., Any]

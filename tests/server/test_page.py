@@ -14,8 +14,8 @@ from lettering import Letters, build, text_model
 from playwright.sync_api import Locator, Page, Route, expect
 
 import insertlm
-from insertlm.api import Model
 from insertlm.families.ilm import IlmConfig
+from insertlm.model import Model
 
 TEXT = "Once ___ there was a girl. She ___ home."
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from insertlm.api import Model
-from insertlm.server.shapes import CompletionBody, InfillBody
+from insertlm.model import Model
+from insertlm.server.schemas import CompletionBody, InfillBody
 
 JSON = {"content-type": "application/json"}
 POSTS = ["/v1/infill", "/v1/solve", "/v1/completions", "/infill"]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from lettering import text_model
 
-from insertlm.api import Model
-from insertlm.arguments import parser
+from insertlm.cli.arguments import parser
+from insertlm.model import Model
 from insertlm.server.app import create_app
 from insertlm.server.limits import Limits
 

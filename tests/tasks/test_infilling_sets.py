@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.cli import main
-from insertlm.errors import InsertlmError
-from insertlm.tasks.infilling import KINDS, Blanked, make_set, read_set
+from insertlm.cli.main import main
+from insertlm.core.errors import InsertlmError
+from insertlm.tasks.infill_sets import KINDS, Blanked, make_set, read_set
 
 Fits = Callable[[Tensor, Tensor], bool]
 

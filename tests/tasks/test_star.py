@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.tasks.base import SPLITS, Example, Examples, Split, Task
 from insertlm.tasks.star import PRESETS, Star, edges_of, path_of, split_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from insertlm.errors import InsertlmError
-from insertlm.section import Section
+from insertlm.core.errors import InsertlmError
+from insertlm.core.section import Section
 from insertlm.tasks.base import Example
 from insertlm.tasks.star import PRESETS, Star, path_of
 

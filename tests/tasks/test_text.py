@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insertlm.config import Recipe, parse_recipe, to_yaml
-from insertlm.errors import InsertlmError
-from insertlm.subwords import train_bpe
+from insertlm.core.errors import InsertlmError
+from insertlm.recipe import Recipe, parse_recipe, to_yaml
 from insertlm.tasks.base import Example, Split
 from insertlm.tasks.text import Text
+from insertlm.text.subwords import train_bpe
 
 STORIES = [f"The cat number {i} sat" for i in range(400)]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

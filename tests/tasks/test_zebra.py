@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from insertlm.errors import InsertlmError
-from insertlm.tasks import zebra, zebra_puzzles
+from insertlm.core.errors import InsertlmError
 from insertlm.tasks.base import SPLITS, Example, Task
-from insertlm.tasks.store import stored
-from insertlm.tasks.zebra import Zebra, in_threes
-from insertlm.tasks.zebra_clues import HOUSE, NONE, SIDE, Clue, read
-from insertlm.tasks.zebra_solver import solve
+from insertlm.tasks.zebra import puzzles as zebra_puzzles
+from insertlm.tasks.zebra import task as zebra
+from insertlm.tasks.zebra.clues import HOUSE, NONE, SIDE, Clue, read
+from insertlm.tasks.zebra.solver import solve
+from insertlm.tasks.zebra.store import stored
+from insertlm.tasks.zebra.task import Zebra, in_threes
 
 ZEBRA: Task = Zebra()
 SOLVER = Zebra(order="solver")
@@ -190,7 +191,7 @@ def test_the_splits_of_a_recipe_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_pa
     [path] = (tmp_path / "new").iterdir()
     assert path.name == "zebra-1-3-3-3-3-seed7-test.npz"
     assert first == list(task.examples("test", seed=7))
-    monkeypatch.setattr("insertlm.tasks.zebra.make", None)  # nothing is made any more
+    monkeypatch.setattr("insertlm.tasks.zebra.task.make", None)  # nothing is made any more
     assert list(task.examples("test")) == first
     other = Zebra(max_houses=3, max_attributes=3, order="solver", seed=7).examples("test", 5)
     assert [example.prefix for example in other] == [example.prefix for example in first[:5]]
@@ -287,8 +288,8 @@ def test_sizes_of_a_task_must_make_sense() -> None:
 
 
 def test_without_numba_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "insertlm.tasks.zebra_kernels", None)
-    monkeypatch.delattr("insertlm.tasks.zebra_kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "insertlm.tasks.zebra.kernels", None)
+    monkeypatch.delattr("insertlm.tasks.zebra.kernels", raising=False)
     with pytest.raises(InsertlmError, match=r"made and solved with numba: pip install 'insertlm\[zebra\]'"):
         ZEBRA.examples("test", 1, 1)
 

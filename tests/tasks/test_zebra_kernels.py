@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insertlm.tasks.base import TENTHS
-from insertlm.tasks.zebra_clues import HOUSE, KINDS, SIDE, Clue, Street, street_of
-from insertlm.tasks.zebra_kernels import FOUND, IMPOSSIBLE, OPERANDS, _content, deduce, everything, search
-from insertlm.tasks.zebra_puzzles import Puzzles, Sizes, make
+from insertlm.tasks.zebra.clues import HOUSE, KINDS, SIDE, Clue, Street, street_of
+from insertlm.tasks.zebra.kernels import FOUND, IMPOSSIBLE, OPERANDS, _content, deduce, everything, search
+from insertlm.tasks.zebra.puzzles import Puzzles, Sizes, make
 
 SMALL = Sizes(3, 4, 3, 3)
 Place = dict[int, int]

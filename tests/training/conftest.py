@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 
-from insertlm.cli import main
-from insertlm.training.distributed import Processes, joined
+from insertlm.cli.main import main
+from insertlm.core.processes import Processes, joined
 
 _FORK = get_context("fork")
 

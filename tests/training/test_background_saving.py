@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from insertlm.errors import InsertlmError
-from insertlm.training import checkpoint, saving
-from insertlm.training.distributed import Processes
+from insertlm.core.errors import InsertlmError
+from insertlm.core.processes import Processes
+from insertlm.storage import checkpoints as checkpoint
+from insertlm.training import saving
 from insertlm.training.saving import Saver, locked
 
 ONE = Processes(torch.device("cpu"))

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from chaos import KINDS, Chaos, Launch, differences, recipe_of, torchrun
 
-from insertlm.cli import main
-from insertlm.training import distributed
+from insertlm.cli.main import main
+from insertlm.core import processes as distributed
 
 
 def forked(launch: Callable[[int], list[dict[str, str]]]) -> Launch:

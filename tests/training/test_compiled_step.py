@@ -7,10 +7,9 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.config import Recipe, parse_recipe
-from insertlm.training.optim import OptimConfig
-from insertlm.training.order import Order
+from insertlm.data.order import Order
+from insertlm.nn.transformer import ModelConfig
+from insertlm.recipe import OptimConfig, Recipe, parse_recipe
 from insertlm.training.step import TrainStep
 
 STEPS = 12  # the first ones of a capacity are not captured yet

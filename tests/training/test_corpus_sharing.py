@@ -14,10 +14,10 @@ import pytest
 import yaml
 from killing import stored
 
-from insertlm.cli import main
-from insertlm.corpus import tokenising
-from insertlm.subwords import train_bpe
+from insertlm.cli.main import main
+from insertlm.data import tokenising
 from insertlm.tasks import text
+from insertlm.text.subwords import train_bpe
 
 Commands = Callable[[Sequence[str], dict[str, str]], Any]
 Launch = Callable[[int], list[dict[str, str]]]
@@ -27,8 +27,9 @@ STORIES = [f"The {animal} number {i} sat on the mat." for i in range(150) for an
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from insertlm.cli import main
-from insertlm.corpus import pieces, tokenising
+from insertlm.cli.main import main
+from insertlm.data import pieces
+from insertlm.data import tokenising
 from killing import slow_down
 
 tokenising._PIECE, tokenising._CHUNK = 2000, 1000

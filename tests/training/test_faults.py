@@ -16,11 +16,12 @@ import torch
 import yaml
 from torch import Tensor
 
-from insertlm.cli import main
+from insertlm.cli.main import main
+from insertlm.core import processes as distributed
+from insertlm.core.processes import RESUME
+from insertlm.data.order import Order
 from insertlm.families.base import Losses
-from insertlm.training import checkpoint, distributed
-from insertlm.training.distributed import RESUME
-from insertlm.training.order import Order
+from insertlm.storage import checkpoints as checkpoint
 from insertlm.training.step import TrainStep
 
 Commands = Callable[[Sequence[str], dict[str, str]], Any]

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from insertlm.training import checkpoint
-from insertlm.training.distributed import RESUME
+from insertlm.core.processes import RESUME
+from insertlm.storage import checkpoints as checkpoint
 
 Launch = Callable[[int], list[dict[str, str]]]
 Start = Callable[..., list["subprocess.Popen[str]"]]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.training.metrics import (
     Measure,
     MetricsLog,

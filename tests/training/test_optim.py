@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from insertlm.training.optim import Ema, OptimConfig, Optimizer, orthogonal
+from insertlm.recipe import OptimConfig
+from insertlm.training.optim import Ema, Optimizer, orthogonal
 
 STEPS = 1000
 

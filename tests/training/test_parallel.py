@@ -12,18 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.config import FamilyConfig
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.core.processes import Processes
+from insertlm.data.order import Order
 from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
+from insertlm.nn.transformer import ModelConfig
+from insertlm.recipe import FamilyConfig, OptimConfig
+from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.star import Star
-from insertlm.training import checkpoint
-from insertlm.training.distributed import Processes
-from insertlm.training.optim import OptimConfig
-from insertlm.training.order import Order
 from insertlm.training.parallel import ReplicatedStep
 from insertlm.training.saving import Saver
 from insertlm.training.sharded import ShardedStep

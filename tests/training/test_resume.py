@@ -15,12 +15,12 @@ import pytest
 import torch
 from running import CPU, STEPS, logged, quiet, recipe_of
 
-from insertlm.backbone.adaln import AdaptiveBlock
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.nn.adaln import AdaptiveBlock
+from insertlm.recipe import OptimConfig
+from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.star import Star
-from insertlm.training import checkpoint
 from insertlm.training.loop import train
-from insertlm.training.optim import OptimConfig
 
 KILLS = 5
 

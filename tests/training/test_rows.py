@@ -9,18 +9,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.config import FamilyConfig
+from insertlm.data.order import Order, Pieces
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
+from insertlm.nn.transformer import ModelConfig
+from insertlm.recipe import FamilyConfig, OptimConfig
 from insertlm.tasks.base import Corpus, Examples
 from insertlm.tasks.star import Star
 from insertlm.training import rows as module
-from insertlm.training.optim import OptimConfig
-from insertlm.training.order import Order, Pieces
 from insertlm.training.rows import Streamed
 from insertlm.training.step import TrainStep
 
@@ -97,7 +96,7 @@ def test_traced_steps_read_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compiled sees the rows of the step at work, not those it was compiled with. Without torch.compile's code
     generator, which is slow, and without attention, which on a CPU asks the device."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-    monkeypatch.setattr("insertlm.backbone.attention.attend", lambda q, k, v, *which: v)
+    monkeypatch.setattr("insertlm.nn.attention.attend", lambda q, k, v, *which: v)
     step, plain = step_of(IlmConfig(), Watched(EXAMPLES), compiled=True), step_of(IlmConfig(), None)
     for number in (0, 1, 5):
         batch = step.source.batch(number)

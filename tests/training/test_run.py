@@ -13,10 +13,11 @@ import pytest
 import torch
 from running import CPU, logged, quiet, recipe_of
 
-from insertlm.errors import InsertlmError
-from insertlm.training import checkpoint, loop
+from insertlm.core.errors import InsertlmError
+from insertlm.recipe import OptimConfig, build_family
+from insertlm.storage import checkpoints as checkpoint
+from insertlm.training import loop
 from insertlm.training.loop import train
-from insertlm.training.optim import OptimConfig
 from insertlm.training.step import TrainStep
 
 
@@ -62,7 +63,7 @@ def test_every_example_of_a_validation_has_a_seed_of_its_own() -> None:
 
 
 def test_fresh_weights_depend_on_the_seed() -> None:
-    families = [dict(loop.build_family(recipe_of(seed=seed)).named_parameters()) for seed in (1, 1, 2)]
+    families = [dict(build_family(recipe_of(seed=seed)).named_parameters()) for seed in (1, 1, 2)]
     name = "backbone.embedding.weight"
     first, again, other = (named[name] for named in families)
     assert torch.equal(first, again)

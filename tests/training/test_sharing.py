@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from insertlm.cli import main
-from insertlm.training.distributed import Processes
+from insertlm.cli.main import main
+from insertlm.core.processes import Processes
 
 Commands = Callable[[Sequence[str], dict[str, str]], Any]
 Launch = Callable[[int], list[dict[str, str]]]

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.backbone.transformer import ModelConfig
+from insertlm.core.packing import most_spare
+from insertlm.data.order import Order
 from insertlm.families.base import Noise
 from insertlm.families.ilm import IlmConfig
-from insertlm.packing import most_spare
+from insertlm.nn.transformer import ModelConfig
+from insertlm.recipe import OptimConfig
 from insertlm.tasks.star import Star
 from insertlm.training.ledger import Ledger
-from insertlm.training.optim import OptimConfig
-from insertlm.training.order import Order
 from insertlm.training.step import TrainStep, capacity_for
 
 CPU = torch.device("cpu")

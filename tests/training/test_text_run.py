@@ -13,17 +13,17 @@ import pytest
 import torch
 from running import CPU, logged, quiet
 
-from insertlm.api import load
-from insertlm.cli import main
-from insertlm.config import Recipe, parse_recipe
-from insertlm.errors import InsertlmError
+from insertlm.cli.main import main
+from insertlm.core.errors import InsertlmError
+from insertlm.core.processes import Processes
 from insertlm.evaluation.losses import mean_losses
-from insertlm.subwords import train_bpe
+from insertlm.model import load
+from insertlm.recipe import Recipe, build_family, parse_recipe
+from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks import text
-from insertlm.training import checkpoint
+from insertlm.text.subwords import train_bpe
 from insertlm.training import rows as module
-from insertlm.training.distributed import Processes
-from insertlm.training.loop import build_family, train
+from insertlm.training.loop import train
 
 STORIES = [f"The {animal} number {i} sat on the mat." for i in range(30) for animal in ("cat", "dog")]
 

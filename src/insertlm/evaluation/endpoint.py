@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.journal import key_of
 from insertlm.evaluation.judge import MOST_TOKENS
 from insertlm.evaluation.rubrics import SYSTEM

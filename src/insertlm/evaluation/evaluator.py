@@ -26,7 +26,7 @@ from urllib.request import getproxies
 import torch
 import torch.nn.functional as F
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.journal import key_of
 
 __all__ = ["Evaluator", "TextScore", "find_model", "load_pretrained", "model_identity"]

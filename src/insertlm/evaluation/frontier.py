@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from insertlm.config import override_decode
-from insertlm.decoding.settings import DecodeConfig
 from insertlm.evaluation.evaluator import Evaluator
 from insertlm.evaluation.journal import Journal
 from insertlm.evaluation.nll import Summary, score_texts, summarise
 from insertlm.evaluation.writing import Source, write_once
+from insertlm.inference.settings import DecodeConfig
+from insertlm.recipe import override_decode
 
 __all__ = ["Point", "grid_of_settings", "sweep"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from insertlm.errors import InsertlmError
-from insertlm.files import reason, writing
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import reason, writing
 
 __all__ = ["Journal", "key_of"]
 

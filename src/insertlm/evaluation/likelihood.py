@@ -44,15 +44,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from insertlm.backbone.attention import FullAttention
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.core.noise import hash32, uniform
+from insertlm.core.packing import Packing
 from insertlm.families.arm import ARM
 from insertlm.families.base import Family
 from insertlm.families.ilm import ILM
 from insertlm.families.mdm import MDM, lay_out
-from insertlm.losses import slot_logsumexp
-from insertlm.noise import hash32, uniform
-from insertlm.packing import Packing
+from insertlm.nn.attention import FullAttention
+from insertlm.nn.losses import slot_logsumexp
 
 __all__ = ["Effort", "Estimate", "log_likelihood"]
 

@@ -20,16 +20,16 @@ import lm_eval.models  # noqa: F401  # before ours is registered: the harness ad
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from insertlm.api import load
-from insertlm.blanks import is_control
-from insertlm.config import change_decode
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.errors import InsertlmError
-from insertlm.evaluation.accuracy import generate
+from insertlm.core.errors import InsertlmError
+from insertlm.core.progress import progress_bar
 from insertlm.evaluation.likelihood import Effort, Estimate, log_likelihood
 from insertlm.families.mdm import MDM
-from insertlm.infilling import Request, infill
-from insertlm.terminal import progress_bar
+from insertlm.inference.batches import generate
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.infill.filling import Request, infill
+from insertlm.model import load
+from insertlm.recipe import change_decode
+from insertlm.text.blanks import is_control
 
 __all__ = ["InsertlmLM"]
 

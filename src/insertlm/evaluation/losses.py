@@ -7,9 +7,9 @@ from collections import defaultdict
 import numpy as np
 import torch
 
+from insertlm.core.processes import Processes
 from insertlm.families.base import Family, Noise
 from insertlm.tasks.base import Examples
-from insertlm.training.distributed import Processes
 
 __all__ = ["mean_losses"]
 

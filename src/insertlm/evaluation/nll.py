@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.evaluator import Evaluator, TextScore
 from insertlm.evaluation.journal import Journal, key_of
 from insertlm.evaluation.lengths import Lengths, describe_lengths

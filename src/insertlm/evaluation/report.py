@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 
 import insertlm
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.evaluation.accuracy import accuracy, generate
+from insertlm.core.processes import Processes
+from insertlm.evaluation.accuracy import accuracy
 from insertlm.families.base import Family
+from insertlm.inference.batches import generate
+from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.tasks.base import Examples, Task
-from insertlm.training.distributed import Processes
 
 __all__ = ["Scores", "evaluate", "provenance"]
 

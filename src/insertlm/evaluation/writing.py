@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from insertlm.config import to_yaml
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.errors import InsertlmError
-from insertlm.evaluation.accuracy import generate
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.journal import Journal, key_of
-from insertlm.export.folder import portable
 from insertlm.families.base import Family
+from insertlm.inference.batches import generate
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.recipe import portable, to_yaml
 
 if TYPE_CHECKING:
-    from insertlm.api import Model
+    from insertlm.model import Model
 
 __all__ = ["Source", "Write", "Written", "unconditional", "write_once"]
 

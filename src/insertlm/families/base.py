@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.transformer import Block, ModelConfig, Transformer
-from insertlm.decoding.constraints import check_rules
-from insertlm.decoding.engine import Writer, check, decode, turn
-from insertlm.decoding.graphs import CachedBackbone
-from insertlm.decoding.score import Score
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.decoding.trajectory import Trajectory
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.inference.constraints import check_rules
+from insertlm.inference.engine import Writer, check, decode, turn
+from insertlm.inference.score import Score
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.trajectory import Trajectory
+from insertlm.nn.graphs import CachedBackbone
+from insertlm.nn.transformer import Block, ModelConfig, Transformer
 from insertlm.tasks.base import Examples
-from insertlm.tokenizers import Tokenizer
+from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["Family", "Losses", "Noise", "Rows"]
 

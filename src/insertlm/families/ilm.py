@@ -18,9 +18,9 @@ Design choices, the published ones unless said:
 - The stop classifier is a small residual network on <stop>'s hidden row; class 0 means complete. (The published one has
   dropout inside.)
 - Decoding asks the stop classifier first, then chooses a slot by its mass and a token in it. Special tokens do not take
-  part, in the slot's mass either. What a prompt demands, see decoding/constraints.py, limits slots and words, and can
+  part, in the slot's mass either. What a prompt demands, see inference/constraints.py, limits slots and words, and can
   overrule the stop classifier. (`decode.order` knows other ways to choose a slot, which are not the paper's, see
-  decoding/policies.py.)
+  inference/policies.py.)
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import FullAttention, PrefixAttention
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding import policies
-from insertlm.decoding.engine import Step, Writer, turn
-from insertlm.decoding.insertion import InsertionWriter, spread
-from insertlm.decoding.sampling import choose, draws
-from insertlm.decoding.scope import Scope
-from insertlm.decoding.score import Score, restoring_gaps, with_each_left_out
-from insertlm.decoding.settings import DecodeConfig, Prompt
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.core.noise import chance, hash32, randint, stretch
+from insertlm.core.packing import Packing
+from insertlm.core.section import Count, Fraction, NonNegative, Section
 from insertlm.families import groups
 from insertlm.families.base import Family, Losses, Noise, Rows
-from insertlm.losses import slot_scores
-from insertlm.noise import chance, hash32, randint, stretch
-from insertlm.packing import Packing
-from insertlm.section import Count, Fraction, NonNegative, Section
+from insertlm.families.insertion import InsertionWriter, spread
+from insertlm.inference import policies
+from insertlm.inference.engine import Step, Writer, turn
+from insertlm.inference.sampling import choose, draws
+from insertlm.inference.scope import Scope
+from insertlm.inference.score import Score, restoring_gaps, with_each_left_out
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.nn.attention import FullAttention, PrefixAttention
+from insertlm.nn.losses import slot_scores
+from insertlm.nn.transformer import ModelConfig
 from insertlm.tasks.base import Examples
-from insertlm.tokenizers import Tokenizer
+from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
 

@@ -34,22 +34,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from insertlm.backbone.attention import attention_over
-from insertlm.backbone.fused import whole_blocks
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding.engine import Step, Writer
-from insertlm.decoding.insertion import InsertionWriter, spread
-from insertlm.decoding.policies import certainty, margin
-from insertlm.decoding.sampling import choose, draws
-from insertlm.decoding.settings import DecodeConfig, Prompt
+from insertlm.core.noise import hash32
+from insertlm.core.packing import Packing
+from insertlm.core.section import Section
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.families.ilm import Corrupted, corrupt, deletion_count
-from insertlm.losses import slot_scores
-from insertlm.noise import hash32
-from insertlm.packing import Packing
-from insertlm.section import Section
+from insertlm.families.insertion import InsertionWriter, spread
+from insertlm.inference.engine import Step, Writer
+from insertlm.inference.policies import certainty, margin
+from insertlm.inference.sampling import choose, draws
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.nn.attention import attention_over
+from insertlm.nn.fused import whole_blocks
+from insertlm.nn.losses import slot_scores
+from insertlm.nn.transformer import ModelConfig
 from insertlm.tasks.base import Examples
-from insertlm.tokenizers import Tokenizer
+from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["IT", "ItConfig", "Slots", "slots_of"]
 

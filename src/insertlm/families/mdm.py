@@ -13,7 +13,7 @@ Design choices, the published ones unless said:
   the likelihood, as in MDLM; the published code divides by the number of masked cells.
 - A cell holds a word or <pad>: other special tokens, <mask> too, have no probability, and a cell that is not masked
   stays as it is (MDLM's SUBS). The published code learns over the whole vocabulary.
-- Every block of the network knows the total noise −log(1 − (1 − ε)t), see backbone/adaln.py, where a defect of the
+- Every block of the network knows the total noise −log(1 − (1 − ε)t), see nn/adaln.py, where a defect of the
   published network is mended. Prefix rows depend on it too, so there is no `prefix_lm`. The unembedding starts at zero.
 - Decoding sees pads just as training does; the published decoder hides as many as the true text has.
 
@@ -47,20 +47,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from insertlm.backbone.adaln import AdaptiveBlock, AdaptiveNorm, TimeFeatures
-from insertlm.backbone.attention import FullAttention
-from insertlm.backbone.transformer import ModelConfig
-from insertlm.decoding.engine import Step, Writer
-from insertlm.decoding.sampling import choose
-from insertlm.decoding.settings import Bounds, DecodeConfig, Prompt
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.core.noise import chance, hash32, randint, stretch, uniform
+from insertlm.core.packing import Packing
+from insertlm.core.section import Count, Fraction, Section
 from insertlm.families.base import Family, Losses, Noise, Rows
-from insertlm.losses import slot_scores
-from insertlm.noise import chance, hash32, randint, stretch, uniform
-from insertlm.packing import Packing
-from insertlm.section import Count, Fraction, Section
+from insertlm.inference.engine import Step, Writer
+from insertlm.inference.sampling import choose
+from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
+from insertlm.nn.adaln import AdaptiveBlock, AdaptiveNorm, TimeFeatures
+from insertlm.nn.attention import FullAttention
+from insertlm.nn.losses import slot_scores
+from insertlm.nn.transformer import ModelConfig
 from insertlm.tasks.base import Examples
-from insertlm.tokenizers import Tokenizer
+from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["MDM", "MdmConfig", "mask_cells", "times", "total_noise"]
 

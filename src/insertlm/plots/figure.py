@@ -14,8 +14,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from insertlm.errors import InsertlmError
-from insertlm.files import check_writable, write_atomically
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

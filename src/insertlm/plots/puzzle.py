@@ -18,8 +18,8 @@ from insertlm.plots.figure import (
     sheet,
     turn_colours,
 )
-from insertlm.tasks.zebra import Triple, places
-from insertlm.tasks.zebra_clues import ATTRIBUTES, HOUSE, SIDE, Street, name
+from insertlm.tasks.zebra.clues import ATTRIBUTES, HOUSE, SIDE, Street, name
+from insertlm.tasks.zebra.task import Triple, places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

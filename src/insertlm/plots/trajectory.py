@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from insertlm.decoding.trajectory import Trajectory
+from insertlm.inference.trajectory import Trajectory
 from insertlm.plots.figure import FAINT, INK, blank, draw_box, draw_mark, draw_order_bar, readable_on, turn_colours
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 import insertlm
-from insertlm.api import Model
+from insertlm.model import Model
+from insertlm.server.compatible import other_routes
 from insertlm.server.errors import RefusedError, add_handlers
-from insertlm.server.gate import Gate
 from insertlm.server.limits import Limits
 from insertlm.server.metrics import Metric, Traffic, sample
-from insertlm.server.models import Shelf
-from insertlm.server.native import ERRORS, native_routes
-from insertlm.server.others import other_routes
-from insertlm.server.shapes import ModelList, ModelShape
+from insertlm.server.middleware import Gate
+from insertlm.server.registry import Shelf
+from insertlm.server.routes import ERRORS, native_routes
+from insertlm.server.schemas import ModelList, ModelShape
 
 __all__ = ["create_app"]
 

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 
 __all__ = ["GoneError", "RefusedError", "add_handlers", "answer", "invalid", "refusal_of", "shape"]
 

@@ -5,7 +5,7 @@ what becomes of it through `Job.tell`, which is called in the worker's thread.
 
 A thread lives as long as there is something to write. Each one that computes has OpenMP threads of its own, and as soon
 as there are more of those than cores, be they idle, OpenMP puts threads to sleep where they had better wait for each
-other: a step takes a fifth longer. For the same reason models are loaded in a thread that ends (commands/serving.py).
+other: a step takes a fifth longer. For the same reason models are loaded in a thread that ends (cli/serve.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from insertlm.decoding.session import Progress, Session
-from insertlm.decoding.settings import DecodeConfig
-from insertlm.drafts import Draft, Event
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
+from insertlm.inference.session import Progress, Session
+from insertlm.inference.settings import DecodeConfig
+from insertlm.infill.drafts import Draft, Event
 from insertlm.server.errors import RefusedError, invalid
 
 __all__ = ["Began", "Ended", "Failed", "Job", "Message", "Worker"]

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from insertlm.tokenizers import Tokenizer
+from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["SPLITS", "TENTHS", "Corpus", "Example", "Examples", "Split", "Task", "exact_scores"]
 

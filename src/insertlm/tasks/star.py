@@ -30,11 +30,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from insertlm.errors import InsertlmError
-from insertlm.hashing import mix64
-from insertlm.section import Count, Index, Section
+from insertlm.core.errors import InsertlmError
+from insertlm.core.hashing import mix64
+from insertlm.core.section import Count, Index, Section
 from insertlm.tasks.base import SPLITS, TENTHS, Example, Examples, Split, exact_scores
-from insertlm.tokenizers import WordTokenizer
+from insertlm.text.tokenizers import WordTokenizer
 
 __all__ = ["PRESETS", "Star", "edges_of", "path_of", "split_of"]
 

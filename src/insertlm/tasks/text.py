@@ -3,7 +3,7 @@
     prefix   (empty)
     target   the document's ids, at most `block` of them
 
-Documents are tokenised once, see corpus/store.py. Splits are files of their own; a split without any gets a share of
+Documents are tokenised once, see data/store.py. Splits are files of their own; a split without any gets a share of
 the training files, by a hash of each text, so that no text is in two splits drawn from the same files.
 """
 
@@ -20,14 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from insertlm.corpus.detokenise import Detokeniser
-from insertlm.corpus.sources import Separator
-from insertlm.corpus.store import Longer, Options, Store, open_store
-from insertlm.errors import InsertlmError
-from insertlm.section import Count, Fraction, Section, Share
-from insertlm.subwords import SubwordTokenizer, load_tokenizer
+from insertlm.core.errors import InsertlmError
+from insertlm.core.section import Count, Fraction, Section, Share
+from insertlm.data.order import Order
+from insertlm.data.sources import Separator
+from insertlm.data.store import Longer, Options, Store, open_store
 from insertlm.tasks.base import Example, Examples, Split, exact_scores
-from insertlm.training.order import Order
+from insertlm.text.detokenise import Detokeniser
+from insertlm.text.subwords import SubwordTokenizer, load_tokenizer
 
 __all__ = ["Stored", "Text"]
 

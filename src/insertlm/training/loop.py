@@ -21,37 +21,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 import insertlm
-from insertlm.config import Recipe, TrainConfig, differences, load_recipe, to_yaml
-from insertlm.corpus.store import Store
-from insertlm.decoding.settings import Prompt
-from insertlm.errors import InsertlmError
-from insertlm.evaluation.accuracy import accuracy, generate
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import write_atomically
+from insertlm.core.processes import Processes
+from insertlm.data.order import Order
+from insertlm.data.store import Store
+from insertlm.evaluation.accuracy import accuracy
 from insertlm.evaluation.losses import mean_losses
 from insertlm.families.base import Family
-from insertlm.files import write_atomically
+from insertlm.inference.batches import generate
+from insertlm.inference.settings import Prompt
+from insertlm.recipe import Recipe, TrainConfig, build_family, differences, load_recipe, to_yaml
+from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.base import Corpus, Examples
 from insertlm.tasks.text import Stored, Text
-from insertlm.training import checkpoint
-from insertlm.training.distributed import Processes
 from insertlm.training.metrics import MetricsLog, open_tracker
-from insertlm.training.order import Order
 from insertlm.training.parallel import ParallelStep, ReplicatedStep
 from insertlm.training.saving import Saver, locked
 from insertlm.training.step import TrainStep
 
-__all__ = ["build_family", "build_step", "train"]
+__all__ = ["build_step", "train"]
 
 _VALIDATION_BATCH = 500
 _LISTED = 64  # examples that an error names
 _BY_ID = ("backbone.embedding.weight", "unembedding.weight")  # have a row for every id
 _TOPOLOGY = ("train.accumulate ", "train.parallel ")  # what may change from one start of a run to the next
-
-
-def build_family(recipe: Recipe) -> Family:
-    """A fresh model; its weights depend on `train.seed` alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.train.seed)
-        return recipe.family.build(recipe.model, recipe.task.tokenizer)
 
 
 def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> bool:
@@ -261,7 +255,7 @@ class _Run:
         return checkpoint.step_of(newest)
 
     def _begin_with(self, name: str) -> None:
-        from insertlm.folders import find, read_weights
+        from insertlm.storage.folders import find, read_weights
 
         folder, task = find(name), self.recipe.task
         if isinstance(task, Text) and not task.keeps(folder):

@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol, Self
 import msgspec
 import numpy as np
 
-from insertlm.errors import InsertlmError
-from insertlm.files import reason, write_atomically, writing
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import reason, write_atomically, writing
 
 __all__ = [
     "Measure",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from insertlm.section import Count, Fraction, Index, NonNegative, Section, Share
+from insertlm.recipe import OptimConfig
 
-__all__ = ["Ema", "OptimConfig", "Optimizer", "orthogonal"]
+__all__ = ["Ema", "Optimizer", "orthogonal"]
 
 _EPSILON = 1e-8
 _AHEAD = 256  # steps whose rates go to the device together
@@ -22,31 +22,6 @@ _MOMENTUM = 0.95
 _ITERATIONS = 5
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # of x, x³, x⁵
 _ADAM_RMS = 0.2  # of the entries of a step of AdamW, in units of the rate
-
-
-class OptimConfig(Section, frozen=True, kw_only=True):
-    """The `optim` section of a recipe."""
-
-    matrices: Literal["adamw", "muon"] = "adamw"  # how those of the blocks learn; all else learns by AdamW
-    learning_rate: NonNegative = 1e-4
-    warmup: Index = 1000  # steps over which the rate rises from 0
-    cooldown: Fraction = 0.0  # share of all steps, at the end, over which it falls back to 0
-    weight_decay: NonNegative = 0.01  # of matrices; biases and norms are never decayed
-    beta1: Share = 0.9
-    beta2: Share = 0.999
-    clip: NonNegative = 1.0  # largest norm of the gradient; 0 = no limit
-    ema: Fraction = 0.9999  # of the weights, after a warm-up of its own
-    ema_every: Count = 10  # steps between updates of the average
-
-    def rate(self, step: int, steps: int) -> float:
-        """The learning rate of step `step` (from 0) of `steps`."""
-        rise = (step + 1) / self.warmup if self.warmup else 1.0
-        fall = (steps - step) / (self.cooldown * steps) if self.cooldown else 1.0
-        return self.learning_rate * min(1.0, rise, fall)
-
-    def scalars(self, step: int, steps: int) -> tuple[float, float, float]:
-        """What a step needs: the rate, and how far both moments are on the way from zero."""
-        return self.rate(step, steps), 1.0 - self.beta1 ** (step + 1), 1.0 - self.beta2 ** (step + 1)
 
 
 class Optimizer:

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from insertlm.core.processes import Processes
+from insertlm.data.order import Order, Pieces
 from insertlm.families.base import Family, Rows
 from insertlm.tasks.base import Corpus
-from insertlm.training.distributed import Processes
-from insertlm.training.order import Order, Pieces
 from insertlm.training.rows import Batch
 from insertlm.training.step import TrainStep
 

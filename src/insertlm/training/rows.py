@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from insertlm.data.order import Order
 from insertlm.families.base import Family, Noise, Rows
 from insertlm.tasks.base import Corpus
-from insertlm.training.order import Order
 
 __all__ = ["Batch", "Resident", "RowSource", "Streamed"]
 

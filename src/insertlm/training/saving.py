@@ -20,10 +20,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from insertlm.errors import InsertlmError
-from insertlm.files import writing
-from insertlm.training import checkpoint
-from insertlm.training.distributed import Processes
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import writing
+from insertlm.core.processes import Processes
+from insertlm.storage import checkpoints as checkpoint
 
 __all__ = ["Saver", "locked"]
 

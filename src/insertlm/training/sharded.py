@@ -17,10 +17,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.core.processes import Processes
 from insertlm.families.base import Family
-from insertlm.training.distributed import Processes
-from insertlm.training.optim import OptimConfig, Optimizer
+from insertlm.recipe import OptimConfig
+from insertlm.training.optim import Optimizer
 from insertlm.training.parallel import ParallelStep
 from insertlm.training.rows import Batch
 from insertlm.training.step import capacity_for

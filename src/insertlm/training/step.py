@@ -13,13 +13,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from insertlm.backbone.fused import ROWS
-from insertlm.errors import InsertlmError
+from insertlm.core.errors import InsertlmError
+from insertlm.data.order import Order
 from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.nn.fused import ROWS
+from insertlm.recipe import OptimConfig
 from insertlm.tasks.base import Corpus
 from insertlm.training.ledger import Ledger
-from insertlm.training.optim import Ema, OptimConfig, Optimizer
-from insertlm.training.order import Order
+from insertlm.training.optim import Ema, Optimizer
 from insertlm.training.rows import Batch, Resident, Streamed
 
 __all__ = ["TrainStep", "capacity_for"]

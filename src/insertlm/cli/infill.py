@@ -1,0 +1,111 @@
+"""The commands that fill in blanks and make sets of them: `infill`, `infill set`, `data infilling`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from insertlm.core.files import check_writable, write_atomically
+from insertlm.data.texts import read_texts
+from insertlm.tasks.infill_sets import make_set, read_set
+from insertlm.text.blanks import decode_text, parse_blanks
+from insertlm.text.detokenise import detokeniser
+
+if TYPE_CHECKING:
+    from insertlm.infill.filling import Infilling, Request
+
+__all__ = ["data_infilling", "infill", "infill_set"]
+
+
+def infill(args: Namespace) -> None:
+    text = decode_text(sys.stdin.buffer.read()) if args.text == "-" else args.text
+    parse_blanks(text)  # what is wrong with it is said before the model is loaded
+    from insertlm.infill.filling import Request
+
+    request = Request(text, None, args.anywhere, args.min, args.max, args.ban, args.require)
+    written = _fill_in([request] * args.samples, args)
+    _print(written, args)
+    for number, infilling in enumerate(written, start=1):
+        if not infilling.complete:
+            print(f"insertlm: text {number}: a limit on steps or length ended it", file=sys.stderr)
+
+
+def infill_set(args: Namespace) -> None:
+    check_writable(args.out)
+    examples = read_set(args.set, args.count)
+    from insertlm.infill.filling import Request
+
+    requests = [
+        Request(
+            example.text,
+            example.blanks,
+            min_length=args.min,
+            max_length=args.max,
+            lengths_of=example.removed if args.true_lengths else None,
+        )
+        for example in examples
+    ]
+    written = _fill_in(requests, args)
+    records = [
+        {**example._asdict(), "output": infilling.text, "fills": infilling.fills, "complete": infilling.complete}
+        for example, infilling in zip(examples, written, strict=True)
+    ]
+    _write_lines(args.out, records)
+    complete = sum(infilling.complete for infilling in written)
+    print(f"wrote {len(written):,} texts to {args.out}, {complete:,} of them ended by the model itself")
+
+
+def data_infilling(args: Namespace) -> None:
+    check_writable(args.out)
+    texts = map(detokeniser(args.detokenise), read_texts(args.file, args.field))
+    examples = make_set(texts, args.kind, args.count, args.seed)
+    _write_lines(args.out, [example._asdict() for example in examples])
+    print(f"wrote {len(examples):,} texts with blanks to {args.out}")
+
+
+def _fill_in(requests: Sequence[Request], args: Namespace) -> list[Infilling]:
+    from insertlm.core.progress import progress_bar
+    from insertlm.infill.filling import infill as fill_in
+    from insertlm.model import STORIES, load
+    from insertlm.recipe import override_decode
+
+    model = load(STORIES if args.model is None else args.model, args.device)
+    settings = override_decode(model.recipe.decode, args.overrides)
+    with progress_bar("infilling", len(requests)) as advance:
+        return fill_in(model.family, model.text_tokenizer, requests, settings, args.seed, progress=advance)
+
+
+def _write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _print(written: Sequence[Infilling], args: Namespace) -> None:
+    from insertlm.cli.terminal import show_infilling, show_spans, standard_output
+
+    console = standard_output()
+    for number, infilling in enumerate(written):
+        if args.json:
+            _print_json(infilling)
+        elif args.show:
+            console.print(*[""] * bool(number), show_infilling(infilling), sep="\n")
+        elif console.is_terminal:
+            console.print(show_spans(infilling.spans), soft_wrap=True)
+        else:
+            print(infilling.text)  # as it is: rich would change tabs
+
+
+def _print_json(infilling: Infilling) -> None:
+    trajectory, decode = infilling.trajectory, infilling.tokenizer.decode
+    record = {
+        "text": infilling.text,
+        "fills": infilling.fills,
+        "complete": infilling.complete,
+        "stop_probability": trajectory.stop_probability,
+        "events": [{**event._asdict(), "token": decode([event.token])} for event in trajectory.events],
+    }
+    print(json.dumps(record))

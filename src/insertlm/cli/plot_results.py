@@ -1,0 +1,220 @@
+"""The commands that draw what evaluations found: `plot accuracy` of tasks, `plot frontier | time | judge` of texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import reason
+from insertlm.core.section import Count
+
+if TYPE_CHECKING:
+    from insertlm.plots import Trace
+
+__all__ = ["plot_accuracy", "plot_frontier", "plot_judge", "plot_time"]
+
+_FAMILIAR = {"points": "evaluate frontier", "rubrics": "evaluate judge", "sequence_accuracy": "evaluate RUN"}
+
+
+def plot_frontier(args: Namespace) -> None:
+    from insertlm.plots import frontier_figure, save
+
+    sweeps = _read(args.files, "points", _Sweep)
+    data = next((sweep.data for sweep in sweeps if sweep.data), None)
+    point = (data.entropy, data.nll) if data else None
+    save(frontier_figure(_traces(sweeps, "entropy"), point), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_time(args: Namespace) -> None:
+    from insertlm.plots import save, timing_figure
+
+    save(timing_figure(_traces(_read(args.files, "points", _Sweep), "seconds")), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_judge(args: Namespace) -> None:
+    from insertlm.plots import Judged, judge_figure, save
+
+    models = []
+    for each in _read(args.files, "rubrics", _Verdicts):
+        found = each.rubrics.items()
+        models.append(Judged(each.label, {name: None if r.score is None else (r.score, r.error) for name, r in found}))
+    save(judge_figure(models), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_accuracy(args: Namespace) -> None:
+    from insertlm.plots import Result, accuracy_figure, save
+
+    found = [_result(path, "sequence_accuracy", _Evaluation) for path in args.files]
+    _refuse_to_mix(args.files, [each.split for each in found], "split", "on")
+    labels = [_label(each, found) for each in found]
+    results = [
+        Result(label, each.sequence_accuracy, each.count, each.sizes)
+        for label, each in zip(_told_apart(labels, labels, args.files), found, strict=True)
+    ]
+    save(accuracy_figure(results), args.out)
+    print(f"wrote {args.out}")
+
+
+# --- Accuracies
+
+
+_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
+
+
+class _Evaluation(msgspec.Struct):
+    """What a picture needs of a record; older ones do not tell the family. sizes: see _by_size"""
+
+    model: str
+    split: str
+    count: Count
+    sequence_accuracy: _Percent
+    sizes: dict[tuple[int, int], _Percent]
+    decode: dict[str, Any]
+    family: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.family.upper() or self.model
+
+
+def _label(each: _Evaluation, found: Sequence[_Evaluation]) -> str:
+    """The family, the model if the family has several, and what was decoded otherwise than by others of the family."""
+    kin = [other for other in found if other.name == each.name]
+    model = f" ({each.model})" if len({other.model for other in kin}) > 1 else ""
+    own = {key: value for key, value in each.decode.items() if any(other.decode.get(key) != value for other in kin)}
+    told = [key if value is True else f"{key} {value}" for key, value in own.items() if value is not False]
+    return ", ".join([f"{each.name}{model}", *told])
+
+
+def _by_size(record: dict[str, Any]) -> dict[tuple[int, int], Any]:
+    """Of zebra puzzles: the accuracy by houses and attributes."""
+    matches = ((re.fullmatch(r"sequence_accuracy_(\d)x(\d)", key), share) for key, share in record.items())
+    return {(int(match[1]), int(match[2])): share for match, share in matches if match}
+
+
+# --- Sweeps and judges
+
+
+class _Summary(msgspec.Struct):
+    nll: float
+    entropy: float
+
+
+class _Point(msgspec.Struct):
+    """summary: None if all texts are empty"""
+
+    settings: Annotated[dict[str, Any], msgspec.Meta(min_length=1)]
+    seconds_per_text: float
+    summary: _Summary | None
+
+
+class _Sweep(msgspec.Struct):
+    label: str
+    evaluator: str
+    points: list[_Point]
+    data: _Summary | None = None
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        """What its lines are called."""
+        return self.label, *(key for point in self.points[:1] for key in point.settings)
+
+
+class _Rubric(msgspec.Struct):
+    score: float | None
+    error: float
+
+
+class _Verdicts(msgspec.Struct):
+    label: str
+    judge: str
+    rubrics: Annotated[dict[str, _Rubric], msgspec.Meta(min_length=1)]
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+
+def _traces(sweeps: Sequence[_Sweep], x: str) -> list[Trace]:
+    """A line through points that differ in the first key of a sweep only; its label tells the others. x: entropy or
+    seconds"""
+    from insertlm.plots import Trace
+
+    traces = []
+    for sweep in sweeps:
+        lines = defaultdict(list)
+        for point in sweep.points:
+            (key, value), *others = point.settings.items()
+            if (found := point.summary) is not None:
+                place = found.entropy if x == "entropy" else point.seconds_per_text
+                fixed = ", ".join(f"{name} {other}" for name, other in others)
+                label = f"{sweep.label}{f' ({fixed})' if fixed else ''}, {key}"
+                lines[label].append((place, found.nll, f"{value}"))
+        traces += [Trace(label, *zip(*line, strict=True)) for label, line in lines.items()]
+    if not traces:
+        raise InsertlmError("nothing to draw: all texts of all points are empty")
+    return traces
+
+
+# --- Reading
+
+
+_Told = TypeVar("_Told", _Sweep, _Verdicts)
+_Result = TypeVar("_Result", _Sweep, _Verdicts, _Evaluation)
+
+
+def _read(files: Sequence[Path], holds: str, kind: type[_Told]) -> list[_Told]:
+    """The results of one kind of evaluation, by one evaluator or judge, with labels that tell them apart."""
+    found = [_result(path, holds, kind) for path in files]
+    by = "evaluator" if kind is _Sweep else "judge"
+    _refuse_to_mix(files, [getattr(each, by) for each in found], by, "by")
+    labels = _told_apart([each.label for each in found], [each.name for each in found], files)
+    return [msgspec.structs.replace(each, label=label) for each, label in zip(found, labels, strict=True)]
+
+
+def _refuse_to_mix(files: Sequence[Path], found: Sequence[str], key: str, how: str) -> None:
+    for path, other in zip(files, found, strict=True):
+        if other != found[0]:
+            raise InsertlmError(
+                f"{path} was measured {how} {other}, {files[0]} {how} {found[0]}; expected results of one {key}"
+            )
+
+
+def _told_apart(labels: Sequence[str], names: Sequence[Any], files: Sequence[Path]) -> list[str]:
+    """With the file behind a label whose name is that of another, too."""
+    return [
+        f"{label} ({path})" if names.count(name) > 1 else label
+        for label, name, path in zip(labels, names, files, strict=True)
+    ]
+
+
+def _result(path: Path, holds: str, kind: type[_Result]) -> _Result:
+    expected = f"expected a result of insertlm {_FAMILIAR[holds]}"
+    try:
+        record = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise InsertlmError(f"{path}: cannot be read: {reason(error)}; {expected}") from error
+    except ValueError as error:
+        raise InsertlmError(f"{path}: not JSON; {expected}") from error
+    if not isinstance(record, dict) or holds not in record:
+        raise InsertlmError(f"{path}: {expected}")
+    try:
+        return msgspec.convert({**record, "sizes": _by_size(record)}, kind)
+    except msgspec.ValidationError as error:
+        raise InsertlmError(f"{path}: {error}; {expected}") from error
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and infinities, which Python would read."""
+    raise ValueError(name)

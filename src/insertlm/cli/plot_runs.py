@@ -1,0 +1,142 @@
+"""The commands that draw runs and what their models write: `plot trajectory | graph | puzzle | training`."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from insertlm.cli.loading import fresh_prompts, labels_of, load_model, prompts_of, solved_of, task_named, write
+from insertlm.core.errors import InsertlmError
+from insertlm.tasks.star import Star, edges_of
+from insertlm.tasks.zebra.clues import read
+from insertlm.tasks.zebra.task import Zebra, in_threes
+
+if TYPE_CHECKING:
+    from insertlm.recipe import Recipe
+    from insertlm.training.metrics import Measure
+
+__all__ = ["plot_graph", "plot_puzzle", "plot_training", "plot_trajectory"]
+
+
+def plot_trajectory(args: Namespace) -> None:
+    from insertlm.model import BUNDLED, load
+    from insertlm.plots import Panel, check_place, comparison_figure, save
+
+    check_place(args.out)
+    places = args.models or [BUNDLED]
+    models = [load(place, args.device) for place in places]
+    titles = labels_of([model.recipe for model in models], places) if len(models) > 1 else [""]
+    asked = [fresh_prompts(model.recipe.task, args.count, args.seed) for model in models]
+    sizes = [model.recipe.task.tokenizer.size for model in models]
+    for place, (prompts, _), size in zip(places, asked, sizes, strict=True):
+        if (prompts, size) != (asked[0][0], sizes[0]):
+            raise InsertlmError(f"{place} has another task than {places[0]}; expected models of one task")
+    panels = []
+    for model, (prompts, examples), title in zip(models, asked, titles, strict=True):
+        written = write(model, prompts, args)
+        solved = None if examples is None else solved_of(model, written, examples)
+        panels.append(Panel(written, solved, title))
+    save(comparison_figure(panels, lambda token: models[0].decode([token])), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_training(args: Namespace) -> None:
+    from insertlm.plots import Curve, save, training_figure
+    from insertlm.recipe import load_recipe
+    from insertlm.training.metrics import accuracies, read_metrics
+
+    logs = {run: read_metrics(run / "metrics.jsonl") for run in args.runs}
+    if silent := [str(run) for run, log in logs.items() if not accuracies(log)]:
+        raise InsertlmError(
+            f"no validation accuracy in {', '.join(silent)}; expected runs of tasks, with train.validate_every above 0"
+        )
+    recipes = {run: load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs}  # seeds share a label
+    stages = _stages(recipes)
+    lasts = [last for *_, last in stages]  # an ILM that began with an ARM is an ILM
+    labels = labels_of([_alone(recipes[run]) for run in lasts], lasts)
+    curves = []
+    for label, runs in zip(labels, stages, strict=True):
+        places, shares = _joined([logs[run] for run in runs], over_steps=args.over == "steps")
+        curves.append(Curve(label, places, shares))
+    save(training_figure(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
+    print(f"wrote {args.out}")
+
+
+def _alone(recipe: Recipe) -> Recipe:
+    """Whatever it began with."""
+    return replace(recipe, train=replace(recipe.train, start=""))
+
+
+def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:
+    """For every run that no other of these goes on from: those before it, which it and they began with, and itself."""
+    before = {run: _begun_with(recipe.train.start, recipes.keys() - {run}) for run, recipe in recipes.items()}
+    chains = []
+    for run in recipes:
+        chain = [run]
+        while (earlier := before[chain[0]]) is not None and earlier not in chain:
+            chain.insert(0, earlier)
+        chains.append(chain)
+    return [chain for chain in chains if not any(chain[-1] in other[:-1] for other in chains)]
+
+
+def _begun_with(start: str, runs: Collection[Path]) -> Path | None:
+    """The run of these that is meant: the folder itself or, if it has moved since, the only one of its name."""
+    place = Path(start)
+    if start and place.exists():
+        return next((run for run in runs if run.resolve() == place.resolve()), None)
+    namesakes = [run for run in runs if run.resolve().name == place.name]
+    return namesakes[0] if len(namesakes) == 1 else None
+
+
+def _joined(logs: Sequence[Sequence[Measure]], *, over_steps: bool) -> tuple[list[float], list[float]]:
+    """The validations of stages, each after the last one's end: minutes or steps, and accuracies."""
+    from insertlm.training.metrics import accuracies, training_seconds
+
+    places, shares, end = list[float](), list[float](), 0.0
+    for log in logs:
+        steps = [step for step, _ in accuracies(log)]
+        last = max(measure.step for measure in log)
+        own = [*steps, last] if over_steps else [seconds / 60 for seconds in training_seconds(log, [*steps, last])]
+        places += [end + place for place in own[:-1]]
+        shares += [share for _, share in accuracies(log)]
+        end += own[-1]
+    return places, shares
+
+
+def plot_graph(args: Namespace) -> None:
+    from insertlm.plots import check_place, graph_figure, save
+
+    check_place(args.out)
+    if args.name and args.model:
+        raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
+    model = load_model(args) if args.model else None
+    task = model.recipe.task if model else task_named(args.name or "star-hard")
+    if not isinstance(task, Star):
+        raise InsertlmError(f"{args.model or args.name}: has no graph to draw; expected a star")
+    examples = task.examples("test", 1, args.seed)
+    target = write(model, prompts_of(examples, args.seed), args)[0].ids if model else examples[0].target
+    *flat, source, goal = examples[0].prefix
+    save(graph_figure(edges_of(flat), source, goal, task.path(target)), args.out)
+    print(f"wrote {args.out}")
+
+
+def plot_puzzle(args: Namespace) -> None:
+    from insertlm.plots import Written, check_place, puzzle_figure, save
+
+    check_place(args.out)
+    model = load_model(args)
+    task = model.recipe.task
+    if not isinstance(task, Zebra):
+        raise InsertlmError(f"{args.model}: has no puzzle to draw; expected a model of zebra puzzles")
+    examples = task.examples("test", 1, args.seed)
+    [trajectory] = write(model, prompts_of(examples, args.seed), args)
+    [(prefix, target)] = examples
+    ids, spell = trajectory.ids, task.tokenizer.decode
+    found = zip(task.triples(ids), in_threes(trajectory.turns), in_threes(ids), strict=True)
+    written = [Written(triple, max(turns), spell(words)) for triple, turns, words in found]
+    save(puzzle_figure(read(spell(prefix)), written, task.triples(target)), args.out)
+    print(f"wrote {args.out}")

@@ -1,0 +1,60 @@
+"""`serve`: models over HTTP."""
+
+from __future__ import annotations
+
+import os
+import socket
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import reason
+from insertlm.server.limits import Limits
+
+__all__ = ["serve"]
+
+_GRACE = 5  # seconds more than a request may take, before a shutdown no longer waits
+
+
+def serve(args: Namespace) -> None:
+    try:
+        import fastapi_swagger  # type: ignore[import-untyped]  # noqa: F401  # it imports FastAPI
+        import uvicorn
+    except ImportError as error:
+        raise InsertlmError("serve needs FastAPI and uvicorn; install them: pip install 'insertlm[serve]'") from error
+    from insertlm.model import bundled, load
+    from insertlm.server.app import create_app
+
+    if args.api_key is not None and not args.api_key.strip():  # of a variable that is not set; all would be let in
+        raise InsertlmError("argument --api-key: expected a key, got an empty one")
+    _check_free(args.host, args.port)
+    limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
+    key = (args.api_key or os.environ.get("INSERTLM_API_KEY", "")).strip() or None
+    if key is not None and not key.isascii():  # clients disagree on how to send others in a header
+        raise InsertlmError("the API key: expected ASCII characters alone")
+    with ThreadPoolExecutor(1) as loading:  # it ends, see server/worker.py
+        models = list(loading.map(lambda name: load(name, args.device), args.models or bundled()))
+    app = create_app(models, limits, key)
+    try:
+        uvicorn.run(
+            app,
+            host=args.host,
+            port=args.port,
+            timeout_graceful_shutdown=int(limits.seconds) + _GRACE,
+            server_header=False,
+            log_level="info",
+        )
+    finally:
+        app.state.shelf.close(finish=False)  # a second Ctrl-C leaves without the app's own farewell
+
+
+def _check_free(host: str, port: int) -> None:
+    """Before the models are loaded rather than after it."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise InsertlmError(f"cannot listen on {host}, port {port}: {reason(error)}; see --host and --port") from error

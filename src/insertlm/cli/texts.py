@@ -1,0 +1,298 @@
+"""The commands that measure texts: `evaluate nll | infilling | judge | frontier`.
+
+Each keeps what it has done in a journal beside its JSON file and goes on from there when it is called again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import check_writable, write_atomically
+from insertlm.data.texts import read_texts, stem
+from insertlm.evaluation.journal import Journal
+
+if TYPE_CHECKING:
+    import torch
+
+    from insertlm.evaluation.evaluator import Evaluator
+    from insertlm.evaluation.frontier import Point
+    from insertlm.evaluation.infills import Comparison
+    from insertlm.evaluation.judge import Verdict
+    from insertlm.evaluation.nll import Summary
+
+__all__ = ["evaluate_frontier", "evaluate_infilling", "evaluate_judge", "evaluate_nll"]
+
+_WRITTEN = 100  # texts that a run writes if no count is given
+_SWEEP = ("temperature", ["0.6", "0.8", "1"])
+_NAMED = 10  # empty texts whose numbers are printed
+
+
+def evaluate_nll(args: Namespace) -> None:
+    from insertlm.evaluation.lengths import compare_lengths
+    from insertlm.evaluation.nll import summarise
+
+    evaluator = _evaluator(args)
+    out = _out(args, f"{_name(args.source)}-nll-{_plain(evaluator.label)}.json")
+    data = read_texts(args.data) if args.data else None
+    with Journal(_journal(out)) as journal:
+        texts = _texts(args, journal)
+        scores = _score(texts, evaluator, journal)
+        reference = _score(data, evaluator, journal) if data else None
+    columns = [(_label(args), summarise(scores))]
+    record: dict[str, Any] = {**_named(evaluator), **asdict(columns[0][1])}
+    if reference:
+        columns.append(("data", summarise(reference)))
+        difference = compare_lengths(_lengths(scores), _lengths(reference))
+        record |= {"data": {"file": str(args.data), **asdict(columns[1][1])}, "length_difference": asdict(difference)}
+    print(f"{args.source} under {evaluator.name}")
+    _print_summaries(columns)
+    if reference:
+        gap, p, shift = difference.distance, difference.p_value, difference.shift
+        print(f"  lengths against the data's: distance {gap:.3f} (p {p:.2g}), {shift:+.1f} tokens")
+    _finish(out, record, args, evaluator.device)
+
+
+def evaluate_infilling(args: Namespace) -> None:
+    from insertlm.evaluation.infills import compare, read_infilled
+    from insertlm.evaluation.nll import summarise
+
+    evaluator = _evaluator(args)
+    out = _out(args, f"{_name(args.source)}-infilling-{_plain(evaluator.label)}.json")
+    lines = read_infilled(Path(args.source), args.count)
+    sides = {
+        "output": [line.output for line in lines],
+        "truth": [line.text for line in lines],
+        "input": [line.input for line in lines],
+    }
+    with Journal(_journal(out)) as journal:
+        scores = {side: _score(texts, evaluator, journal) for side, texts in sides.items()}
+    changes = {f"against the {side}": compare(scores["output"], scores[side]) for side in ("truth", "input")}
+    summaries = [(side, summarise(found)) for side, found in scores.items()]
+    print(f"{args.source} under {evaluator.name}")
+    _print_changes(changes)
+    _print_summaries(summaries)
+    record = {name.replace(" ", "_"): asdict(change) for name, change in changes.items()}
+    _finish(
+        out,
+        {**_named(evaluator), **record, **{side: asdict(found) for side, found in summaries}},
+        args,
+        evaluator.device,
+    )
+
+
+def evaluate_judge(args: Namespace) -> None:
+    from insertlm.core.progress import progress_bar
+    from insertlm.evaluation.endpoint import Endpoint
+    from insertlm.evaluation.judge import LocalJudge, judge_texts, summarise_verdicts
+    from insertlm.evaluation.rubrics import RUBRICS
+    from insertlm.model import choose_device
+
+    device = choose_device(args.device)
+    judge = Endpoint(args.endpoint, args.judge) if args.endpoint else LocalJudge(args.judge, device)
+    out = _out(args, f"{_name(args.source)}-judge-{_plain(Path(args.judge).name)}.json")
+    rubrics = list(dict.fromkeys(args.rubrics or RUBRICS))
+    with Journal(_journal(out)) as journal:
+        texts = _texts(args, journal)
+        with progress_bar("judging", len(texts) * len(rubrics)) as advance:
+            scores = judge_texts(texts, judge, rubrics, journal, advance)
+    verdicts = summarise_verdicts(texts, scores)
+    empty = [number for number, text in enumerate(texts, start=1) if not text.strip()]
+    print(f"{args.source} judged by {args.judge}, 1 to 5")
+    _print_verdicts(verdicts)
+    print(f"  {len(texts):,} texts, {len(empty):,} empty and not judged")
+    record = {
+        "judge": args.judge,
+        "endpoint": args.endpoint,
+        "count": len(texts),
+        "empty": empty,
+        "rubrics": {name: asdict(verdict) for name, verdict in verdicts.items()},
+    }
+    _finish(out, record, args, device)
+
+
+def evaluate_frontier(args: Namespace) -> None:
+    from insertlm.core.progress import progress_bar
+    from insertlm.evaluation.frontier import grid_of_settings, sweep
+    from insertlm.evaluation.nll import summarise
+    from insertlm.evaluation.writing import unconditional
+    from insertlm.model import load
+    from insertlm.recipe import override_decode
+
+    evaluator = _evaluator(args)
+    out = _out(args, f"{_name(args.source)}-frontier-{_plain(evaluator.label)}.json")
+    data = read_texts(args.data) if args.data else None
+    model = load(args.source, args.device)
+    source = unconditional(model, args.seed)
+    grid = grid_of_settings(override_decode(model.recipe.decode, args.overrides), dict(args.sweeps or [_SWEEP]))
+    with Journal(_journal(out)) as journal:
+        with progress_bar("points", len(grid)) as advance:
+            points = sweep(source, grid, args.count, evaluator, journal, advance)
+        reference = summarise(_score(data, evaluator, journal)) if data else None
+    print(f"{args.source} under {evaluator.name}, {args.count:,} texts a point")
+    _print_points(points, reference)
+    record: dict[str, Any] = {**_named(evaluator), "count": args.count, "points": [asdict(point) for point in points]}
+    if reference:
+        record["data"] = {"file": str(args.data), **asdict(reference)}
+    _finish(out, record, args, evaluator.device)
+
+
+# --- What the commands share
+
+
+def _evaluator(args: Namespace) -> Evaluator:
+    from insertlm.evaluation.evaluator import Evaluator
+    from insertlm.model import choose_device
+
+    return Evaluator(args.evaluator, choose_device(args.device), args.bos)
+
+
+def _named(evaluator: Evaluator) -> dict[str, str | None]:
+    return {"evaluator": evaluator.name, "bos": evaluator.bos}  # None: the evaluator's own
+
+
+def _score(texts: list[str], evaluator: Evaluator, journal: Journal) -> list[Any]:
+    from insertlm.core.progress import progress_bar
+    from insertlm.evaluation.nll import score_texts
+
+    with progress_bar("scoring", len(texts)) as advance:
+        return score_texts(texts, evaluator, journal, advance)
+
+
+def _lengths(scores: list[Any]) -> list[int]:
+    return [score.tokens for score in scores if score is not None]
+
+
+def _texts(args: Namespace, journal: Journal) -> list[str]:
+    """From a file, or written by a run."""
+    if not _is_run(args.source):
+        if args.overrides:
+            raise InsertlmError(f"--{args.overrides[0][0]}: expected a run, which can decode; {args.source} is a file")
+        return read_texts(Path(args.source), args.field, args.count)
+    from insertlm.evaluation.writing import unconditional, write_once
+    from insertlm.model import load
+    from insertlm.recipe import override_decode
+
+    model = load(args.source, args.device)
+    settings = override_decode(model.recipe.decode, args.overrides)
+    return write_once(unconditional(model, args.seed), settings, args.count or _WRITTEN, journal).texts
+
+
+def _is_run(source: str) -> bool:
+    """A folder, or what can only be the name of a model: what follows its last dot, if it has one, is a number."""
+    path = Path(source)
+    return path.is_dir() or not (path.is_file() or re.match(r"\.[^\d]", path.suffix))
+
+
+def _name(source: str) -> str:
+    return _plain(Path(source).resolve().name if _is_run(source) else stem(Path(source)))
+
+
+def _plain(name: str) -> str:
+    """Fit for a file's name."""
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def _label(args: Namespace) -> str:
+    return args.label or _name(args.source)
+
+
+def _out(args: Namespace, default: str) -> Path:
+    out: Path = args.out or Path(default)
+    if out.suffix != ".json":
+        raise InsertlmError(f"--out {out}: expected a .json file")
+    check_writable(out)
+    return out
+
+
+def _journal(out: Path) -> Path:
+    """Beside the result, under a name that no file of texts has by chance."""
+    return out.with_suffix(".journal.jsonl")
+
+
+def _print_summaries(columns: Sequence[tuple[str, Summary]]) -> None:
+    from insertlm.cli.terminal import grid, standard_output
+
+    names, found = zip(*columns, strict=True)
+    quantiles = found[0].length.quantiles
+    rows = [
+        ["NLL", *(f"{s.nll:.3f} ± {s.nll_error:.3f}" for s in found)],
+        ["NLL by token", *(f"{s.nll_by_token:.3f}" for s in found)],
+        ["entropy", *(f"{s.entropy:.3f} ± {s.entropy_error:.3f}" for s in found)],
+        ["length", *(f"{s.length.mean:.1f}" for s in found)],
+        *([f"  {q} %", *(f"{s.length.quantiles[q]:g}" for s in found)] for q in quantiles),
+        ["texts", *(f"{s.count:,}" for s in found)],
+    ]
+    standard_output().print(grid(["", *names], rows))
+    for name, summary in columns:
+        _print_left_out(name, summary)
+
+
+def _print_changes(changes: Mapping[str, Comparison]) -> None:
+    from insertlm.cli.terminal import grid, standard_output
+
+    rows = [
+        [
+            name,
+            f"{(change := found.change).nll:+.2f} ± {change.nll_error:.2f} %",
+            f"{change.entropy:+.2f} ± {change.entropy_error:.2f} %",
+            f"{found.count:,}",
+            f"{len(found.left_out):,}",
+        ]
+        for name, found in changes.items()
+    ]
+    standard_output().print(grid(["", "ΔNLL", "ΔEntropy", "texts", "left out"], rows))
+
+
+def _print_verdicts(verdicts: Mapping[str, Verdict]) -> None:
+    from insertlm.cli.terminal import grid, standard_output
+
+    rows = [
+        [
+            name,
+            "none" if verdict.score is None else f"{verdict.score:.2f} ± {verdict.error:.2f}",
+            *(f"{share:.0f} %" for share in verdict.shares),
+            f"{len(verdict.unparsable):,}",
+        ]
+        for name, verdict in verdicts.items()
+    ]
+    standard_output().print(grid(["", "score", "1", "2", "3", "4", "5", "unparsable"], rows))
+
+
+def _print_points(points: Sequence[Point], data: Summary | None) -> None:
+    from insertlm.cli.terminal import grid, standard_output
+
+    rows = []
+    for point in points:
+        name = ", ".join(f"{key} {value}" for key, value in point.settings.items())
+        if (found := point.summary) is None:
+            rows.append([name, "–", "–", "–", f"{point.empty:,}", f"{point.seconds_per_text:.3f}"])
+        else:
+            cells = (f"{found.nll:.3f}", f"{found.entropy:.3f}", f"{found.length.mean:.1f}")
+            rows.append([name, *cells, f"{point.empty:,}", f"{point.seconds_per_text:.3f}"])
+    if data:
+        rows.append(["data", f"{data.nll:.3f}", f"{data.entropy:.3f}", f"{data.length.mean:.1f}", "", ""])
+    standard_output().print(grid(["", "NLL", "entropy", "length", "empty", "s/text"], rows))
+
+
+def _print_left_out(name: str, summary: Summary) -> None:
+    if summary.empty:
+        more = ", …" if len(summary.empty) > _NAMED else ""
+        numbers = ", ".join(map(str, summary.empty[:_NAMED])) + more
+        print(f"  {name}: {len(summary.empty):,} empty, in no mean: number {numbers}")
+    if summary.cut:
+        print(f"  {name}: {summary.cut:,} longer than the evaluator's context, scored up to it")
+
+
+def _finish(out: Path, record: Mapping[str, Any], args: Namespace, device: torch.device) -> None:
+    from insertlm.evaluation.report import provenance
+
+    whole = {"command": args.line, "label": _label(args), "source": str(args.source), **record, **provenance(device)}
+    write_atomically(out, f"{json.dumps(whole, indent=2)}\n".encode())
+    print(f"wrote {out}")

@@ -1,0 +1,130 @@
+"""The sequences under way: Algorithm 2's bookkeeping for a whole batch, in tensor operations.
+
+Tokens lie in the order they came (the paper's v) beside their current ranks (its u), so an insertion appends one cell
+and raises the ranks behind it; nothing moves. A row reads: prefix, stop token, <bos>, given text, inserted tokens.
+Ranks are rotary positions: the stop token is 0, the prefix follows, then <bos>, then the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from insertlm.inference.settings import Prompt
+
+__all__ = ["Canvas"]
+
+
+class Counts(NamedTuple):
+    """Each [B]"""
+
+    length: NDArray[np.int64]
+    prefix: NDArray[np.int64]
+    open: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    begun: NDArray[np.int64]
+
+
+@dataclass
+class Canvas:
+    """tokens, ranks: [B, C]   open: [B, C] bool, whether a token may be inserted right behind this one
+    length: [B] cells in use   prefix: [B] of them prefix   limit: [B] most cells   row: [B] which prompt   seed: [B]
+    counts: the host's own copy of lengths, prefixes, numbers of open cells and limits, so that the device need not be
+    asked, and the step at which each row began"""
+
+    counts: Counts
+    tokens: Tensor
+    ranks: Tensor
+    open: Tensor
+    length: Tensor
+    prefix: Tensor
+    limit: Tensor
+    row: Tensor
+    seed: Tensor
+
+    @classmethod
+    def start(
+        cls, prompts: Sequence[Prompt], stop: int, bos: int, room: int | NDArray[np.int64], device: torch.device
+    ) -> Canvas:
+        """`room`: the most insertions any row will see, or each will, [B]. The last column takes what is written
+        nowhere."""
+        prefix = np.array([len(prompt.prefix) for prompt in prompts])
+        length = prefix + 2 + np.array([len(prompt.start) for prompt in prompts])
+        limit = length + room
+        columns = np.arange(length.max() + np.max(room) + 1)
+        tokens = np.zeros((len(prompts), len(columns)), np.int64)
+        for cells, prompt, used in zip(tokens, prompts, length, strict=True):
+            cells[:used] = [*prompt.prefix, stop, bos, *prompt.start]
+        place = columns - prefix[:, None]  # 0 is the stop token
+        ranks = np.where(place < 0, columns + 1, np.where(place == 0, 0, columns)) * (columns < length[:, None])
+        open_ = (place > 0) & (columns < length[:, None])
+        for cells, prompt, first in zip(open_, prompts, prefix + 1, strict=True):
+            if prompt.open is not None:
+                cells[:] = False
+                cells[[first + gap for gap in prompt.open]] = True
+        seed = np.array([prompt.folded_seed for prompt in prompts])
+        parts = (tokens, ranks, open_, length, prefix, limit, np.arange(len(prompts)), seed)
+        counts = Counts(length, prefix, open_.sum(1), limit, np.zeros_like(length))
+        return cls(counts, *(torch.tensor(part, device=device) for part in parts))
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    @property
+    def columns(self) -> Tensor:
+        """[C]"""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    @property
+    def used(self) -> Tensor:
+        """[B, C]: cells that hold a token."""
+        return self.columns < self.length[:, None]
+
+    @property
+    def slots(self) -> Tensor:
+        """[B, C]: the open cells. A row that has none shows its <bos>, to have something to choose from; it is over."""
+        return self.open | (~self.open.any(1, keepdim=True) & (self.columns == self.prefix[:, None] + 1))
+
+    def select(self, rows: Tensor) -> Canvas:
+        """Only these rows; rows: [B'] indices."""
+        counts, *parts = (getattr(self, part.name) for part in fields(self))
+        here = rows.cpu().numpy()
+        still = Counts(*(count[here] for count in counts))
+        return Canvas(still, *(part.index_select(0, rows) for part in parts))
+
+    def join(self, other: Canvas, number: int) -> Canvas:
+        """The rows of both. Those of `other` begin with step `number`."""
+        late = other.counts._replace(begun=other.counts.begun + number)
+        counts = Counts(*(np.concatenate(pair) for pair in zip(self.counts, late, strict=True)))
+        columns = int(counts.limit.max()) + 1
+        parts = []
+        for part in fields(self)[1:]:
+            mine, theirs = getattr(self, part.name), getattr(other, part.name)
+            if mine.dim() == 2:
+                mine, theirs = (F.pad(cells, (0, columns - cells.shape[1])) for cells in (mine, theirs))
+            parts.append(torch.cat([mine, theirs]))
+        return Canvas(counts, *parts)
+
+    def insert(self, slot: Tensor, token: Tensor) -> Tensor:
+        """Put token[b, k] right behind the cell slot[b, k] of row b, for all k at once. A row's slots are distinct; -1
+        means nothing. Returns the ranks in the text afterwards, -1 for nothing. All [B, K]"""
+        real = slot >= 0
+        behind = self.ranks.gather(1, slot.clamp(min=0)).masked_fill(~real, self.tokens.shape[1])
+        self.ranks += (behind[:, None, :] < self.ranks[:, :, None]).sum(2) * self.used
+        rank = behind + 1 + (behind[:, None, :] < behind[:, :, None]).sum(2)
+        cell = torch.where(real, self.length[:, None] + real.cumsum(1) - 1, self.tokens.shape[1] - 1)
+        self.tokens.scatter_(1, cell, token)
+        self.ranks.scatter_(1, cell, rank)
+        self.open.scatter_(1, cell, real)
+        self.length += real.sum(1)
+        # One token a row is the rule, and then nothing need be asked of the device.
+        added = 1 if slot.shape[1] == 1 else real.sum(1).cpu().numpy()
+        self.counts = self.counts._replace(length=self.counts.length + added, open=self.counts.open + added)
+        return torch.where(real, rank - self.prefix[:, None] - 2, -1)

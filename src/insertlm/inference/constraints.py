@@ -1,0 +1,192 @@
+"""What a text must keep to while it is written: bounds of its gaps, and runs of ids that are banned or required.
+
+- A gap never gets more tokens than its most. A token belongs to the gap it was inserted into.
+- An insertion that would complete a banned run, with given tokens as its neighbours or not, is not in play.
+- The first token of a headed gap, as the text stands at any time, is one of the prompt's heads, or a required run
+  begins there.
+- A text is not complete while a gap has less than its least or a required run is missing. If the model would stop, it
+  must write: into gaps below their least first, whatever it likes there; then required runs.
+- A required run is written without a break, the longest that is missing first; of equals, and of places, the model
+  takes those it prefers. A run that the model wrote by itself counts. What stands is not broken up again.
+- Nothing else may take the room of required runs: with m the longest and k the number of those missing, an insertion
+  is in play only if k pieces of m tokens still fit into the gaps after it, and all runs into what the limits on steps
+  and length leave. If none is, a required run is next.
+- If what is owed needs all that the limits on steps and length leave, it is written even if the model would go on.
+- If a text cannot get what it is owed, it ends and is not complete.
+
+All this is the host's business, one text at a time: texts with rules are few, and the rules stay readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from insertlm.core.errors import InsertlmError
+from insertlm.inference.settings import Bounds, Prompt
+
+__all__ = ["Move", "RuledText", "check_rules", "contradicts", "is_within"]
+
+Run = tuple[int, ...]
+_ENDLESS = 1 << 40  # the room of a gap without a most
+
+
+class Move(NamedTuple):
+    """What a text may do next.
+
+    complete: it may end   slots: cells behind which a token may go, none: there is no room or place
+    words: the ids in play, None: all   never: ids that are not   barred: pairs of a slot and an id that are not
+    edges: slots where only `heads` are
+    """
+
+    complete: bool
+    slots: list[int]
+    words: list[int] | None = None
+    never: Collection[int] = ()
+    barred: Sequence[tuple[int, int]] = ()
+    edges: Sequence[int] = ()
+    heads: frozenset[int] = frozenset()
+
+
+class RuledText:
+    """One text and its rules. Cells are numbered as on the canvas.
+
+    line, token: cells in reading order, <bos> first, and what they hold   given: all cells at the start
+    gap: of cells   edges: cells before headed gaps   sealed: cells inside of required runs
+    room, need: of gaps, what is left to their most and least
+    missing: required runs   offered: by first id, the runs that may begin now   begun: the rest of one that has
+    """
+
+    def __init__(self, prompt: Prompt) -> None:
+        first = len(prompt.prefix) + 1
+        self.cells = first + 1 + len(prompt.start)
+        self.line = list(range(first, self.cells))
+        self.token: list[int | None] = [None, *prompt.start]
+        self.given = frozenset(self.line)
+        self.gap = {cell: rank for rank, cell in enumerate(self.line)}
+        self.sealed: set[int] = set()
+        self.edges, self.heads = {first + gap for gap in prompt.headed}, prompt.heads
+        bounds = {gap: prompt.bounds.get(gap, Bounds()) for gap in sorted(prompt.gaps)}
+        self.room = {gap: _ENDLESS if most is None else most for gap, (_, most) in bounds.items()}
+        self.need = {gap: least for gap, (least, _) in bounds.items()}
+        self.never = {run[0] for run in prompt.banned if len(run) == 1}
+        self.banned = [run for run in prompt.banned if len(run) > 1]
+        self.missing = [*dict.fromkeys(prompt.required)]
+        self.offered: dict[int, Run] = {}
+        self.begun: Run = ()
+
+    def move(self, done: bool, left: int) -> Move:
+        """done: the model would stop   left: how many tokens the limits on steps and length allow"""
+        if self.begun:
+            return self._move([self.cells - 1], [self.begun[0]])
+        runs = sum(map(len, self.missing))
+        owed = sum(self.need.values()) + runs
+        if done and not owed:
+            return Move(True, [])
+        must = done or left <= owed
+        free = [gap for gap in self.room if left > runs and self._spares(gap)]
+        wanting = [gap for gap in free if self.need[gap]]
+        if must and wanting:
+            return self._move(self._slots(wanting))
+        if self.missing and (must or not free):
+            return self._begin()
+        return self._move([] if done else self._slots(free))
+
+    def write(self, slot: int, token: int) -> None:
+        """A token went right behind a cell."""
+        place, gap = self.line.index(slot) + 1, self.gap[slot]
+        self.line.insert(place, self.cells)
+        self.token.insert(place, token)
+        self.gap[self.cells] = gap
+        self.cells += 1
+        self.room[gap] -= 1
+        self.need[gap] = max(0, self.need[gap] - 1)
+        self.begun = self.begun[1:] or self.offered.get(token, ())[1:]
+        self.offered = {}
+        if not self.begun:  # else what stands may still be broken up by the rest of it
+            self._tick_off()
+
+    def _move(self, slots: list[int], words: list[int] | None = None) -> Move:
+        """words: of required runs; None: whatever the model likes"""
+        barred = [(slot, token) for slot in slots for token in self._completions(slot)]
+        edges = [slot for slot in slots if slot in self.edges and words is None]
+        return Move(False, slots, words, self.never, barred, edges, self.heads)
+
+    def _begin(self) -> Move:
+        """The longest of the missing runs that fit somewhere, if any does."""
+        for length in sorted({len(run) for run in self.missing}, reverse=True):
+            if gaps := [gap for gap, room in self.room.items() if room >= length]:
+                self.offered = {run[0]: run for run in reversed(self.missing) if len(run) == length}
+                return self._move(self._slots([gap for gap in gaps if self.need[gap]] or gaps), [*self.offered])
+        return self._move([])
+
+    def _spares(self, gap: int) -> bool:
+        """Whether there is room in a gap for a token that nobody asked for."""
+        if not self.missing or not self.room[gap]:
+            return self.room[gap] > 0
+        longest = max(map(len, self.missing))
+        pieces = sum((room - (other == gap)) // longest for other, room in self.room.items())
+        return pieces >= len(self.missing)
+
+    def _slots(self, gaps: Collection[int]) -> list[int]:
+        return [cell for cell in self.line if self.gap[cell] in gaps and cell not in self.sealed]
+
+    def _completions(self, slot: int) -> Iterator[int]:
+        """The ids that would complete a banned run right behind a cell."""
+        place = self.line.index(slot) + 1 if self.banned else 0
+        for run in self.banned:
+            for k, token in enumerate(run):
+                before, behind = self.token[max(0, place - k) : place], self.token[place : place + len(run) - k - 1]
+                if (*before, token, *behind) == run:
+                    yield token
+
+    def _tick_off(self) -> None:
+        """Take the required runs that stand from the missing, and see that they are not broken up."""
+        for run in [*self.missing]:
+            for place in range(len(self.line) - len(run) + 1):
+                cells = self.line[place : place + len(run)]
+                if tuple(self.token[place : place + len(run)]) == run and self.given.isdisjoint(cells):
+                    self.sealed.update(cells[:-1])
+                    self.missing.remove(run)
+                    break
+
+
+def check_rules(prompt: Prompt, writable: Collection[int], left: int) -> None:
+    """Refuse what no text can keep to. left: how many tokens the limit on length allows"""
+    for gap, (least, most) in prompt.bounds.items():
+        if gap not in prompt.gaps:
+            raise InsertlmError(f"a prompt has bounds for gap {gap}, which is not open")
+        if least < 0 or (most is not None and most < least):
+            raise InsertlmError(
+                f"a gap must get at least {least} and at most {most} tokens; expected 0 <= least <= most"
+            )
+    if (owed := sum(least for least, _ in prompt.bounds.values())) > left:
+        raise InsertlmError(f"the gaps of a prompt must get at least {owed} tokens; there is room for {left}")
+    heads = [head for head in prompt.heads if head in writable and (head,) not in prompt.banned]
+    if not prompt.headed <= prompt.gaps or (prompt.headed and not heads):
+        raise InsertlmError("headed gaps: expected open ones, and heads that can be written and are not banned")
+    for run in (*prompt.banned, *prompt.required):
+        if not run or any(token not in writable for token in run):
+            raise InsertlmError(f"banned and required: expected ids that can be written, got {list(run)}")
+    for run in prompt.required:
+        if banned := [other for other in prompt.banned if is_within(other, run)]:
+            raise InsertlmError(f"the ids {list(banned[0])} are banned and required")
+        if not any(_room(prompt, gap) >= len(run) for gap in prompt.gaps):
+            raise InsertlmError(f"the required ids {list(run)} do not fit into any gap")
+    if len({run for run in prompt.banned if len(run) == 1}) == len(writable):
+        raise InsertlmError("all that can be written is banned")
+
+
+def contradicts(prompt: Prompt) -> bool:
+    """Whether its banned runs leave no head for headed gaps, or forbid what is required."""
+    headless = bool(prompt.headed) and all((head,) in prompt.banned for head in prompt.heads)
+    return headless or any(is_within(run, other) for run in prompt.banned for other in prompt.required)
+
+
+def _room(prompt: Prompt, gap: int) -> int:
+    most = prompt.bounds.get(gap, Bounds()).most
+    return _ENDLESS if most is None else most
+
+
+def is_within(part: Sequence[int], run: Sequence[int]) -> bool:
+    return any(run[k : k + len(part)] == part for k in range(len(run) - len(part) + 1))

@@ -1,0 +1,205 @@
+"""The decoding loop: prompts in, trajectories out. It knows ids only.
+
+Each turn asks the writer, a family's model at work on a batch, for one `Step` of all texts under way, ends those that
+are complete or full (both are asked before writing), and lets the writer carry out the step for the others. Finished
+texts leave, at once or as soon as the loop looks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from insertlm.core.errors import InsertlmError
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.trajectory import Insertion, Trajectory
+
+__all__ = ["Author", "Joinable", "Step", "Writer", "check", "decode", "known", "turn"]
+
+_TURN = threading.RLock()
+
+
+class Step(NamedTuple):
+    """What a model would do next to each text, before it is done.
+
+    complete: [B] bool, nothing is missing   full: [B] bool, there is no room or place for more
+    stop_probability: [B], how sure the model is that nothing is missing; NaN where it cannot tell
+    place, token, log_probability: [B, K], up to K tokens at once; what a place is, is the writer's business
+    """
+
+    complete: Tensor
+    full: Tensor
+    stop_probability: Tensor
+    place: Tensor
+    token: Tensor
+    log_probability: Tensor
+
+
+class Writer(Protocol):
+    """A model at work on a batch of texts: holds them, and what it has computed once for all steps.
+
+    patience: how many steps may pass before the loop looks which texts have ended. Until then they stay, and a step has
+    place -1 for them: for writers to whom a few useless rows cost less than the host's waiting for the device.
+    """
+
+    @property
+    def patience(self) -> int: ...
+
+    @property
+    def row(self) -> Tensor:
+        """[B]: the prompt of each text under way."""
+        ...
+
+    def step(self, number: int) -> Step: ...
+
+    def select(self, rows: Tensor) -> None:
+        """Only these texts go on; rows: [B'] indices, ascending."""
+        ...
+
+    def write(self, step: Step) -> Tensor:
+        """Carry out a step. Returns the rank of every token in its text after the step, -1 where none came, [B, K]"""
+        ...
+
+
+class Author(Protocol):
+    """What decoding asks of a model: all that inference knows of families."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
+        """Refuse what cannot be decoded. Returns the most tokens of a row, for `writer`."""
+        ...
+
+    def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer: ...
+
+    def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
+        """Write one text for every prompt, all at once."""
+        ...
+
+
+@runtime_checkable
+class Joinable(Writer, Protocol):
+    """A writer that lets other texts join the ones it holds, see session.py. Where a text's result depends on the
+    number of the step, it counts from the step at which the text began."""
+
+    @property
+    def kind(self) -> Hashable:
+        """What two writers of a family must have in common to be joined."""
+        ...
+
+    def stay_open(self) -> None:
+        """Texts may join from now on: nothing may be captured, or shared, for the batch as it is."""
+        ...
+
+    def join(self, other: Self, number: int) -> None:
+        """Take over the texts of another writer of the same kind, before its first step; here they begin with step
+        `number`."""
+        ...
+
+
+def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: int) -> None:
+    """`longest`: the most tokens a row may have, `specials` special ones included."""
+    for prompt in prompts:
+        length = len(prompt.prefix) + len(prompt.start) + specials
+        if length > longest:
+            raise InsertlmError(f"a prompt has {length} tokens, {specials} of them special; {longest} are allowed")
+        for ids in (prompt.prefix, prompt.start):
+            if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
+                wrong = next(token for token in ids if not 0 <= token < vocabulary)
+                raise InsertlmError(f"a prompt has the id {wrong}; the vocabulary has {vocabulary}")
+        for gap in prompt.open or ():
+            if not 0 <= gap <= len(prompt.start):
+                raise InsertlmError(
+                    f"a prompt opens gap {gap}; its text of {len(prompt.start)} tokens has gaps 0 … {len(prompt.start)}"
+                )
+
+
+def turn(device: torch.device) -> AbstractContextManager[object]:
+    """Threads take turns on a GPU: while one captures a graph, no other may ask for memory, and all batches share one
+    set of graphs. On a CPU they work side by side."""
+    return _TURN if device.type == "cuda" else nullcontext()
+
+
+@torch.inference_mode()
+def decode(begin: Callable[[], Writer], prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
+    """`begin` makes the writer, which may compute once and for all what stays the same."""
+    if not prompts:
+        return []
+    writer = begin()
+    record = _Record()
+    alive = torch.ones_like(writer.row, dtype=torch.bool)
+    for number in range(settings.max_steps + 1):
+        step = writer.step(number)
+        last = number == settings.max_steps
+        ended = alive & (step.complete | step.full | last)
+        record.endings.append((ended, writer.row, step.stop_probability, step.complete))
+        alive = alive & ~ended
+        if last or number % writer.patience == 0:
+            stay = alive.nonzero().squeeze(1)  # the one place where the host waits for the device
+            if not len(stay):
+                break
+            if len(stay) < len(alive):
+                writer.select(stay)
+                alive, step = alive[stay], Step(*(part.index_select(0, stay) for part in step))
+        if writer.patience > 1:
+            step = step._replace(place=step.place.masked_fill(~alive[:, None], -1))
+        rank = writer.write(step)
+        record.events.append((number, writer.row, step.stop_probability, rank, step.token, step.log_probability))
+    return record.trajectories(prompts)
+
+
+class _Record:
+    """What happened, kept on the device and read once at the end: the loop must not wait for the host.
+
+    events: step, then row [B], stop probability [B], rank, token, log-probability [B, K]
+    endings: whether a text ended [B], then its row, stop probability and whether it is complete
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
+        self.endings: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def trajectories(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
+        ended, *columns = (torch.cat(parts).cpu() for parts in zip(*self.endings, strict=True))
+        rows, stops, complete = (column[ended].tolist() for column in columns)
+        endings = dict(zip(rows, zip(map(known, stops), complete, strict=True), strict=True))
+        events = self._insertions(len(prompts))
+        return [
+            Trajectory(prompt.prefix, prompt.start, events[row], *endings[row]) for row, prompt in enumerate(prompts)
+        ]
+
+    def _insertions(self, count: int) -> list[list[Insertion]]:
+        """The events of each prompt by step, and in a step in reading order: inserted one after the other, each token
+        ends up at its rank."""
+        if not self.events:
+            return [[] for _ in range(count)]
+        steps, *columns = zip(*self.events, strict=True)
+        ranks = columns[2]
+        wide = (torch.cat([_flat(part, rank) for part, rank in zip(parts, ranks, strict=True)]) for parts in columns)
+        row, stop, rank, token, score = (column.cpu().numpy() for column in wide)
+        step = np.repeat(steps, [part.numel() for part in ranks])
+        real = np.flatnonzero(rank >= 0)
+        order = real[np.lexsort((rank[real], step[real], row[real]))]
+        lines = zip(*(column[order].tolist() for column in (step, rank, token, score, stop)), strict=True)
+        insertions = [Insertion(number, place, word, sure, known(over)) for number, place, word, sure, over in lines]
+        bounds = np.searchsorted(row[order], np.arange(count + 1)).tolist()
+        return [insertions[first:last] for first, last in itertools.pairwise(bounds)]
+
+
+def _flat(part: Tensor, like: Tensor) -> Tensor:
+    """[B] or [B, K] to [B*K]; like: [B, K]"""
+    return (part[:, None].expand_as(like) if part.dim() == 1 else part).flatten()
+
+
+def known(probability: float) -> float | None:
+    """A stop probability, None where the model cannot tell."""
+    return None if math.isnan(probability) else probability

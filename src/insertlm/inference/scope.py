@@ -1,0 +1,99 @@
+"""What a step may write, and where: the rules of constraints.py for a whole batch, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from insertlm.core.packing import Packing
+from insertlm.inference.canvas import Canvas
+from insertlm.inference.constraints import Move, RuledText
+from insertlm.inference.settings import Prompt
+
+__all__ = ["Rules", "Scope"]
+
+
+class Scope(NamedTuple):
+    """What the next step may do.
+
+    complete, full: [B] bool, as in Step   slots: of the S cells of the canvas [B, C] that may be written behind
+    barred: [S, W] bool, the words that are out of play in each; None: none is
+    """
+
+    complete: Tensor
+    full: Tensor
+    slots: Packing
+    barred: Tensor | None = None
+
+    def logits(self, rows: Tensor, words: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """rows: [N, d], of all slots or of the `chosen` [N]   words: [W, d]   Returns [N, W]."""
+        logits = rows @ words.T
+        if self.barred is None:
+            return logits
+        return logits.masked_fill(self.barred if chosen is None else self.barred[chosen], -torch.inf)
+
+
+class Rules:
+    """The texts under way that have rules, and those beside them. words: the ids that can be written"""
+
+    def __init__(self, prompts: Sequence[Prompt], words: Sequence[int]) -> None:
+        self.texts = [RuledText(prompt) for prompt in prompts]
+        self.columns = {word: number for number, word in enumerate(words)}
+        self._shared: dict[frozenset[int], Tensor] = {}
+
+    def scope(self, canvas: Canvas, done: Tensor, left: NDArray[np.int64]) -> Scope:
+        """done: [B] bool, which texts the model itself would end   left: [B], how many tokens the limits allow"""
+        moves = [text.move(*now) for text, *now in zip(self.texts, done.tolist(), left.tolist(), strict=True)]
+        complete, full = torch.tensor([(move.complete, not move.slots) for move in moves], device=done.device).T
+        shown = np.zeros(canvas.tokens.shape, dtype=bool)
+        for b, move in enumerate(moves):
+            shown[b, move.slots or canvas.counts.prefix[b] + 1] = True  # <bos>, where the text is over
+        slots = Packing(torch.from_numpy(shown).to(done.device), counts=shown.sum(1))
+        none_left = torch.from_numpy(left <= 0).to(done.device)
+        return Scope(complete, full | none_left, slots, self._barred(moves, slots))
+
+    def join(self, other: Rules) -> None:
+        self.texts += other.texts
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.texts = [self.texts[row] for row in rows]
+
+    def write(self, slots: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> None:
+        """Both [B][1]; -1 is no slot"""
+        for text, [slot], [token] in zip(self.texts, slots, tokens, strict=True):
+            if slot >= 0:
+                text.write(slot, token)
+
+    def _barred(self, moves: Sequence[Move], slots: Packing) -> Tensor | None:
+        """What moves rule out, see Scope."""
+        if not any(move.words is not None or move.never or move.barred or move.edges for move in moves):
+            return None
+        out = np.zeros((len(moves), len(self.columns)), dtype=bool)
+        for words, move in zip(out, moves, strict=True):
+            if move.words is not None:
+                words[:] = True
+                words[[self.columns[word] for word in move.words]] = False
+            words[[self.columns[word] for word in move.never]] = True
+        owner = torch.arange(len(moves), device=slots.keep.device)[:, None].expand_as(slots.where)
+        barred = torch.from_numpy(out).to(owner.device)[slots.pack(owner)]
+        pairs = [(b, slot, self.columns[word]) for b, move in enumerate(moves) for slot, word in move.barred]
+        if pairs:
+            text, slot, word = torch.tensor(pairs, device=owner.device).T
+            barred[slots.where[text, slot], word] = True
+        for b, move in enumerate(moves):
+            if move.edges:
+                barred[slots.where[b, move.edges]] |= ~self._in_play(move.heads).to(owner.device)
+        return barred
+
+    def _in_play(self, words: frozenset[int]) -> Tensor:
+        """[W] bool; texts share what they were given"""
+        if words not in self._shared:
+            mask = torch.zeros(len(self.columns), dtype=torch.bool)
+            mask[[self.columns[word] for word in words if word in self.columns]] = True
+            self._shared[words] = mask
+        return self._shared[words]

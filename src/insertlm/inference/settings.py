@@ -1,0 +1,79 @@
+"""What decoding is asked to do: the `decode` section of a recipe, and one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from insertlm.core.section import Count, Fraction, Index, NonNegative, Section
+
+__all__ = ["Bounds", "DecodeConfig", "Prompt"]
+
+_LOW = 0xFFFFFFFF
+_FOLD = 0x9E3779B9  # odd, so that the upper half of a seed changes the lower
+
+
+class DecodeConfig(Section, frozen=True, kw_only=True):
+    """How to choose places and tokens, and when to end. The defaults are greedy and deterministic."""
+
+    stop_threshold: Fraction = 0.5
+    order: Literal["auto", "mass", "certainty", "margin", "random"] = (
+        "auto"  # which place next; auto = the family's own
+    )
+    parallel: Index = 1  # tokens written in one step, 0 = one at every place that is open; not all families can
+    joint: bool = False  # choose (place, token) pairs together; else a place by its order, then a token there
+    position_top_k: Index = 1  # two-step sampling: the places in play, 1 = always the most likely, 0 = all
+    temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely
+    top_k: Index = 0  # tokens (pairs) in play, 0 = all
+    top_p: Fraction = 1.0  # nucleus: the fewest tokens (pairs) whose probability reaches this
+    max_steps: Count = 256  # an ILM and an ARM write a token in each
+    max_length: Count | None = None  # tokens of the whole row, given and special ones included; None = the model's
+
+    def __post_init__(self) -> None:
+        if self.top_p == 0.0:
+            raise ValueError("top_p is 0; expected 0 < top_p <= 1")
+
+
+class Bounds(NamedTuple):
+    """How many tokens are to be written into a gap; None: any number."""
+
+    least: int = 0
+    most: int | None = None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one sequence starts from.
+
+    prefix: given ids before the text   seed: what this sequence's sampling depends on, beside nothing else
+    start: given ids of the text   open: with `start`, the ranks at which a token may be inserted (None: every one)
+
+    And what is asked of it, if anything, see constraints.py:
+    bounds: of gaps, by rank   banned, required: runs of ids that must never, or must once, be written side by side
+    headed: gaps of which the first token must be one of `heads`, or begin a required run
+    """
+
+    prefix: list[int]
+    seed: int = 0
+    start: list[int] = field(default_factory=list)
+    open: frozenset[int] | None = None
+    bounds: Mapping[int, Bounds] = field(default_factory=dict)
+    banned: tuple[tuple[int, ...], ...] = ()
+    required: tuple[tuple[int, ...], ...] = ()
+    headed: frozenset[int] = frozenset()
+    heads: frozenset[int] = frozenset()
+
+    @property
+    def folded_seed(self) -> int:
+        """In 32 bits, which is all that noise sees."""
+        return (self.seed + (self.seed >> 32) * _FOLD) & _LOW
+
+    @property
+    def constrained(self) -> bool:
+        return bool(self.bounds or self.banned or self.required or self.headed)
+
+    @property
+    def gaps(self) -> frozenset[int]:
+        """All that are open."""
+        return frozenset(range(len(self.start) + 1)) if self.open is None else self.open

@@ -1,0 +1,217 @@
+"""What is asked of a text with blanks, and the same in ids: what a model sees of it, and what it must keep to."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from insertlm.core.errors import InsertlmError
+from insertlm.families.base import Family
+from insertlm.inference.constraints import contradicts, is_within
+from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
+from insertlm.text.blanks import cut_out, parse_blanks
+from insertlm.text.tokenizers import Tokenizer
+
+__all__ = ["Given", "Lengths", "Request", "Run", "Task", "whole_word"]
+
+Run = tuple[int, ...]
+Lengths = int | None | Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a text with blanks.
+
+    text: with `___` for blanks, see `parse_blanks`   blanks: ranges of its characters instead, see `cut_out`
+    min_length, max_length: of every blank in tokens, or a list with one for each (None: at least one token, if the
+    model's family can be told so; no maximum)   lengths_of: texts for the blanks, whose numbers of tokens are taken for
+    both: a masked model needs to know them   banned, required: words, as they are written
+    """
+
+    text: str
+    blanks: Sequence[tuple[int, int]] | None = None
+    anywhere: bool = False
+    min_length: Lengths = None
+    max_length: Lengths = None
+    banned: Sequence[str] = ()
+    required: Sequence[str] = ()
+    lengths_of: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was given, in ids.
+
+    text: all pieces, joined   ids: what the model sees of them   places: by open gap, where it is in the text
+    blanks: the gap of each blank   spaces: the gaps before which a space is hidden
+    """
+
+    text: str
+    ids: list[int]
+    places: Mapping[int, int]
+    blanks: list[int]
+    spaces: frozenset[int]
+
+    @classmethod
+    def of(cls, pieces: Sequence[str], tokenizer: Tokenizer, anywhere: bool) -> Given:
+        ids, places, blanks, spaces, end = list[int](), dict[int, int](), list[int](), list[int](), 0
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            hidden = not last and piece.endswith(" ") and (number == 0 or len(piece) > 1)
+            seen = piece[:-1] if hidden else piece
+            tokens = tokenizer.encode(seen)
+            if anywhere:
+                places |= {len(ids) + k: end + at for k, at in _boundaries(tokenizer, seen, tokens).items()}
+            ids += tokens
+            end += len(piece)
+            if not last:
+                if blanks and blanks[-1] == len(ids):
+                    raise InsertlmError(f"blanks {number} and {number + 1}: the model sees nothing between them")
+                blanks.append(len(ids))
+                places[len(ids)] = end  # behind the space, and no longer a boundary of the piece
+                spaces += [len(ids)] if hidden else []
+        return cls("".join(pieces), ids, places, blanks, frozenset(spaces))
+
+    @property
+    def cells(self) -> list[str]:
+        """The text cut at its open gaps, without the spaces that are hidden: whatever is written brings them along."""
+        ends = [(place - (gap in self.spaces), place) for gap, place in sorted(self.places.items())]
+        starts = [0, *(place for _, place in ends)]
+        return [self.text[start:end] for start, end in zip(starts, [*(end for end, _ in ends), None], strict=True)]
+
+    def bounds_for(self, fills: Sequence[str], tokenizer: Tokenizer) -> dict[int, Bounds]:
+        """As many tokens for every blank as such a fill has."""
+        if len(fills) != len(self.blanks):
+            raise InsertlmError(f"lengths_of: expected a text for each of {len(self.blanks)} blanks, got {len(fills)}")
+        written = {
+            gap: f" {fill}" if gap in self.spaces else fill for gap, fill in zip(self.blanks, fills, strict=True)
+        }
+        counts = {gap: len(tokenizer.encode(fill)) for gap, fill in written.items()}
+        return {gap: Bounds(count, count) for gap, count in counts.items()}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A request in ids, see Prompt."""
+
+    given: Given
+    bounds: Mapping[int, Bounds]
+    banned: tuple[Run, ...]
+    required: tuple[Run, ...]
+    heads: frozenset[int]
+
+    @classmethod
+    def of(cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig) -> Task:
+        pieces = parse_blanks(request.text) if request.blanks is None else cut_out(request.text, request.blanks)
+        if len(pieces) == 1 and not request.anywhere:
+            raise InsertlmError("the text has no blank; expected ___ where something is missing (or anywhere)")
+        given = Given.of(pieces, tokenizer, anywhere=False)
+        if request.lengths_of is None:
+            bounds = _bounds(request, given.blanks, 1 if family.obedient else 0)
+        else:
+            bounds = given.bounds_for(request.lengths_of, tokenizer)
+        _check_room(family, settings, given, bounds)
+        if request.anywhere:
+            given = Given.of(pieces, tokenizer, anywhere=True)  # takes long for texts that have no room anyway
+        mosts = [bounds.get(gap, Bounds()).most for gap in given.places]
+        required = _required(family, tokenizer, request, mosts)
+        banned = _banned(family, tokenizer, request, required)
+        heads = _heads(tokenizer) if family.obedient and given.spaces else frozenset()
+        task = cls(given, bounds, banned, required, heads)
+        if contradicts(task.prompt(0)):
+            raise InsertlmError("banned: nothing is left to begin a blank behind a space; expected fewer words")
+        return task
+
+    def prompt(self, seed: int) -> Prompt:
+        given = self.given
+        heads = (given.spaces, self.heads) if self.heads else ()
+        return Prompt([], seed, given.ids, frozenset(given.places), self.bounds, self.banned, self.required, *heads)
+
+
+def _boundaries(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int, int]:
+    """Where a text can be taken apart between its tokens: how many tokens and how many characters are before it."""
+    if tokenizer.decode(ids) != text:
+        raise InsertlmError("anywhere: the model's tokenizer does not give back what it reads; expected blanks alone")
+    found = {}
+    for k in range(len(ids) + 1):
+        before = tokenizer.decode(ids[:k])
+        if before + tokenizer.decode(ids[k:]) == text:
+            found[k] = len(before)
+    return found
+
+
+def _bounds(request: Request, blanks: Sequence[int], least: int) -> dict[int, Bounds]:
+    lows = _each("min_length", request.min_length, len(blanks))
+    highs = _each("max_length", request.max_length, len(blanks))
+    bounds = {}
+    for gap, low, high in zip(blanks, lows, highs, strict=True):
+        default = least if high is None else min(least, high)
+        bound = Bounds(default if low is None else low, high)
+        if bound.least < 0 or (high is not None and high < bound.least):
+            raise InsertlmError(f"expected 0 <= min_length <= max_length, got {bound.least} and {high}")
+        if bound != Bounds():
+            bounds[gap] = bound
+    return bounds
+
+
+def _each(name: str, lengths: Lengths, count: int) -> list[int | None]:
+    if lengths is None or isinstance(lengths, int):
+        return [lengths] * count
+    if len(lengths) != count:
+        raise InsertlmError(f"{name}: expected a number, or one for each of the {count} blanks, got {len(lengths)}")
+    return list(lengths)
+
+
+def _check_room(family: Family, settings: DecodeConfig, given: Given, bounds: Mapping[int, Bounds]) -> None:
+    longest = min(settings.max_length or family.model.max_length, family.model.max_length) - family.framing
+    owed = sum(least for least, _ in bounds.values())
+    if len(given.ids) + owed > longest:
+        raise InsertlmError(
+            f"the text has {len(given.ids):,} tokens and its {len(given.blanks):,} blanks need {owed:,} or more; "
+            f"the model takes {longest:,}"
+        )
+
+
+def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Collection[int | None]) -> tuple[Run, ...]:
+    """mosts: of the blanks"""
+    largest = math.inf if None in mosts else max(most for most in mosts if most is not None)
+    runs = {word: tuple(tokenizer.encode(f" {word}")) for word in request.required}
+    for word, run in runs.items():
+        if not word.strip() or not _can_write(family, run) or word not in tokenizer.decode(run):
+            raise InsertlmError(f"the model cannot write {word!r}; expected other required words")
+        if len(run) > largest:
+            raise InsertlmError(f"the required {word!r} has {len(run)} tokens; the largest blank takes {largest}")
+        if banned := [other for other in request.banned if whole_word(other).search(word)]:
+            raise InsertlmError(f"{word!r} is required and {banned[0]!r} is banned; expected one of the two")
+    return tuple(runs.values())
+
+
+def _banned(family: Family, tokenizer: Tokenizer, request: Request, required: Sequence[Run]) -> tuple[Run, ...]:
+    """Without what lies inside of a required word, such as “no” in “nobody”: it is seen to when the text is done."""
+    if not all(word.strip() for word in request.banned):
+        raise InsertlmError("banned: expected words, got an empty one")
+    runs = (tuple(tokenizer.encode(form)) for word in request.banned for form in (word, f" {word}"))
+    free = (run for run in dict.fromkeys(runs) if run and not any(is_within(run, other) for other in required))
+    return tuple(run for run in free if _can_write(family, run))
+
+
+@lru_cache(maxsize=8)
+def _heads(tokenizer: Tokenizer) -> frozenset[int]:
+    """What begins with a space. Asks for every word of the vocabulary, so once."""
+    spaced = {token: text for token in tokenizer.writable if (text := tokenizer.decode([token])).startswith(" ")}
+    return frozenset(token for token, text in spaced.items() if text.strip()) or frozenset(spaced)
+
+
+def _can_write(family: Family, run: Run) -> bool:
+    return bool(torch.isin(torch.tensor(run), family.writable.cpu()).all())
+
+
+def whole_word(word: str) -> re.Pattern[str]:
+    """As a word of its own: not next to letters or digits, where the word itself has one."""
+    before, behind = (r"\b" if re.match(r"\w", edge) else "" for edge in (word[0], word[-1]))
+    return re.compile(before + re.escape(word) + behind)

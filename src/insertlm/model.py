@@ -1,0 +1,288 @@
+"""The door for Python users: load a model, give it prompts, get trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from insertlm.core.errors import InsertlmError
+from insertlm.families.base import Family
+from insertlm.inference.batches import generate
+from insertlm.inference.score import Score
+from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.trajectory import Trajectory
+from insertlm.infill.drafts import Stream, Writing
+from insertlm.infill.filling import Infilling, Lengths, Request, begin, infill
+from insertlm.recipe import Recipe, build_family, change_decode, load_recipe
+from insertlm.storage.folders import bundled, find, is_bundled, read_weights
+from insertlm.storage.hub import name_of
+from insertlm.tasks.text import Text
+from insertlm.text.tokenizers import Tokenizer, WordTokenizer
+
+__all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
+
+BUNDLED, STORIES = "star-hard-mini", "stories-mini"  # what writes and what fills in, where no model is named
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model with its recipe, the folder it came from, and the training step of its weights (None: released,
+    so the run is over).
+
+    Several threads may use it at once: on a CPU they work side by side, on a GPU they take turns.
+
+    >>> model = insertlm.load("star-hard-mini")
+    >>> graph = (
+    ...     "4>7 7>1 1>6 6>0 0>11 11>12 7>9 9>2 2>5 5>8 8>3 7>20 20>21 21>22 22>23 23>24 "
+    ...     "7>30 30>31 31>32 32>33 33>34 7>40 40>41 41>42 42>43 43>44 : 4 3"
+    ... )
+    """
+
+    family: Family
+    recipe: Recipe
+    folder: Path
+    step: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return name_of(self.folder)
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it came with the package, whose folders are not for writing."""
+        return is_bundled(self.folder)
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        seed: int = 0,
+        batch_size: int = 64,
+        stream: Literal[False] = False,
+        **settings: Any,
+    ) -> list[Trajectory]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[str], *, seed: int = 0, batch_size: int = 64, stream: Literal[True], **settings: Any
+    ) -> Stream[Trajectory]: ...
+
+    def generate(
+        self, prompts: Sequence[str], *, seed: int = 0, batch_size: int = 64, stream: bool = False, **settings: Any
+    ) -> list[Trajectory] | Stream[Trajectory]:
+        """Write one sequence for every prompt, as text of the model's task (star: `"3>8 8>12 0>7 … : 3 12"`).
+
+        `settings` override the recipe's `decode` section, e.g. `temperature=0.8`. Sequence i depends on its prompt, the
+        model and `seed + i` alone.
+
+        >>> [path] = model.generate([graph])
+        >>> model.decode(path.ids)
+        '4 7 7 9 9 2 2 5 5 8 8 3'
+
+        With `stream`, insertions come as they happen; the sequences themselves are the stream's `results`.
+
+        >>> text = []
+        >>> stream = model.generate([graph], stream=True)
+        >>> for event in stream:
+        ...     text.insert(event.at, event.text)
+        >>> " ".join(text)
+        '4 7 7 9 9 2 2 5 5 8 8 3'
+        >>> stream.results == [path]
+        True
+        """
+        if isinstance(prompts, str):
+            raise InsertlmError("generate: expected a list of prompts, got one string")
+        if batch_size < 1 or not 0 <= seed < 1 << 62:
+            raise InsertlmError(f"generate: expected batch_size >= 1 and 0 <= seed < 2^62, got {batch_size} and {seed}")
+        decode = self.settings(**settings)
+        ready = [Prompt(self._prefix(text, i), seed + i) for i, text in enumerate(prompts)]
+        if stream:
+            drafts = [Writing(prompt, self.recipe.task.tokenizer) for prompt in ready]
+            return Stream(self.family, drafts, decode, batch_size)
+        return list(generate(self.family, ready, decode, batch_size))
+
+    @overload
+    def infill(
+        self,
+        text: str,
+        *,
+        blanks: Sequence[tuple[int, int]] | None = None,
+        samples: int = 1,
+        seed: int = 0,
+        anywhere: bool = False,
+        min_length: Lengths = None,
+        max_length: Lengths = None,
+        banned: Sequence[str] = (),
+        required: Sequence[str] = (),
+        batch_size: int = 64,
+        stream: Literal[False] = False,
+        **settings: Any,
+    ) -> list[Infilling]: ...
+
+    @overload
+    def infill(
+        self,
+        text: str,
+        *,
+        blanks: Sequence[tuple[int, int]] | None = None,
+        samples: int = 1,
+        seed: int = 0,
+        anywhere: bool = False,
+        min_length: Lengths = None,
+        max_length: Lengths = None,
+        banned: Sequence[str] = (),
+        required: Sequence[str] = (),
+        batch_size: int = 64,
+        stream: Literal[True],
+        **settings: Any,
+    ) -> Stream[Infilling]: ...
+
+    def infill(
+        self,
+        text: str,
+        *,
+        blanks: Sequence[tuple[int, int]] | None = None,
+        samples: int = 1,
+        seed: int = 0,
+        anywhere: bool = False,
+        min_length: Lengths = None,
+        max_length: Lengths = None,
+        banned: Sequence[str] = (),
+        required: Sequence[str] = (),
+        batch_size: int = 64,
+        stream: bool = False,
+        **settings: Any,
+    ) -> list[Infilling] | Stream[Infilling]:
+        """Fill in the blanks of a text, `"The conference, ___ was postponed."`; see infill/filling.py for what is promised.
+
+        Of `samples` texts, the i-th depends on what is asked, the model and `seed + i` alone. `settings` override the
+        recipe's `decode` section (all but its `max_length`, which here is a blank's). The other arguments: see Request.
+
+        >>> stories = insertlm.load("stories-mini")
+        >>> [story] = stories.infill("Lily found ___ in the park.", max_length=4)
+        >>> story.text == f"Lily found {story.fills[0]} in the park."
+        True
+
+        With `stream`, insertions come as they happen; the filled texts are the stream's `results`. A sample that has
+        banned words to keep out is shown when it is done.
+
+        >>> stream = stories.infill("Lily found ___ in the park.", max_length=4, stream=True)
+        >>> [event.token for event in stream] == [event.token for event in story.trajectory.events]
+        True
+        """
+        tokenizer = self.text_tokenizer
+        if not isinstance(text, str) or isinstance(banned, str) or isinstance(required, str):
+            raise InsertlmError("infill: expected one text, and lists of banned and required words")
+        if min(samples, batch_size) < 1 or not 0 <= seed < 1 << 62:
+            raise InsertlmError(
+                f"infill: expected samples >= 1, batch_size >= 1 and 0 <= seed < 2^62, got {samples}, {batch_size} and "
+                f"{seed}"
+            )
+        request = Request(text, blanks, anywhere, min_length, max_length, banned, required)
+        requests, decode = [request] * samples, self.settings(**settings)
+        if stream:
+            return Stream(self.family, begin(self.family, tokenizer, requests, decode, seed), decode, batch_size)
+        return infill(self.family, tokenizer, requests, decode, seed, batch_size)
+
+    def score(self, text: str, prompt: str = "", *, batch_size: int = 64) -> Score:
+        """How likely a text is to the model, decision by decision: see Score for what each number means. prompt: what
+        the text is an answer to, as for `generate`. Looks at as many variants of the text as it has tokens.
+
+        >>> score = model.score("4 7 7 9 9 2 2 5 5 8 8 3", graph)
+        >>> score.stop_probability > 0.99, min(score.tokens) > 0.99, max(score.stops) < 0.01
+        (True, True, True)
+        >>> model.score("4 7 7 9 9 2 2 5 5 8", graph).stop_probability < 0.01
+        True
+        """
+        if batch_size < 1:
+            raise InsertlmError(f"score: expected batch_size >= 1, got {batch_size}")
+        prefix, ids = self.recipe.task.parse_prompt(prompt), self.recipe.task.tokenizer.encode(text)
+        return self.family.score(prefix, ids, batch_size)
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """What a model of text reads and writes."""
+        tokenizer: Tokenizer = self.recipe.task.tokenizer
+        if isinstance(tokenizer, WordTokenizer):
+            tag = self.recipe.task.__struct_config__.tag
+            raise InsertlmError(f"{self.name}: this is a model of the task {tag}; expected a model of text")
+        return tokenizer
+
+    def settings(self, **changes: Any) -> DecodeConfig:
+        """The recipe's `decode` section with some keys changed."""
+        return change_decode(self.recipe.decode, changes)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text."""
+        return self.recipe.task.tokenizer.decode(ids)
+
+    def _prefix(self, text: str, number: int) -> list[int]:
+        try:
+            return self.recipe.task.parse_prompt(text)
+        except InsertlmError as error:
+            raise InsertlmError(f"prompt {number}: {error}") from error
+
+
+def load(name_or_path: str | Path = BUNDLED, device: str | None = None, *, halved: bool = False) -> Model:
+    """A bundled model by name, a run folder of `insertlm train`, a folder of `insertlm export`, or the id of one on the
+    Hugging Face Hub, `"owner/name"` (if there is no folder `owner` here).
+
+    device: such as "cpu" or "cuda"; a GPU is used if there is one.
+    halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it; but what
+    is written together may then, in rare cases, differ from what is written alone.
+    """
+    target = choose_device(device)
+    folder = find(str(name_or_path))
+    recipe = load_recipe(folder / "recipe.yaml")
+    if isinstance(recipe.task, Text):
+        recipe = msgspec.structs.replace(recipe, task=recipe.task.kept(folder))
+    family = build_family(recipe)
+    weights, step = read_weights(folder)
+    _fill(family, weights, folder)
+    return Model(prepare(family, target, halved), recipe, folder, step)
+
+
+def prepare(family: Family, device: torch.device, halved: bool = False) -> Family:
+    """A trained model made ready to write on `device`. halved: in bfloat16, as on a GPU always"""
+    family.eval().requires_grad_(False).to(device)
+    if halved or device.type == "cuda":
+        for linear in (module for module in family.backbone.blocks.modules() if isinstance(module, nn.Linear)):
+            linear.to(torch.bfloat16)
+    if device.type == "cuda":
+        family.backbone.compile_pieces()
+    return family
+
+
+def choose_device(name: str | None = None) -> torch.device:
+    """The device of that name, if torch can use it; with no name, a GPU if there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise InsertlmError(f"unknown device {name!r}; expected cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InsertlmError(f"device {name} is not supported; expected cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
+        found = f"{gpus} GPU{'s' if gpus > 1 else ''}; expected cpu or cuda" if gpus else "no GPU; expected cpu"
+        raise InsertlmError(f"device {name}: torch finds {found}")
+    return device
+
+
+def _fill(family: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    """Weights of any float type into the model's own, if every name and shape fits."""
+    expected = {name: tuple(value.shape) for name, value in family.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    if expected != found:
+        name = min(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+        raise InsertlmError(
+            f"{folder}: the weights do not fit the recipe: {name} is {found.get(name, 'missing')}, "
+            f"expected {expected.get(name, 'nothing of that name')}"
+        )
+    family.load_state_dict(weights)

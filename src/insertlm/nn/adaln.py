@@ -1,0 +1,142 @@
+"""Blocks that know the time: adaptive layer norm, for families whose rows depend on a noise level.
+
+Design choices, those of diffusion transformers (DiT) as the masked-diffusion literature has them:
+- one number per sequence becomes 128 cosines and 128 sines, a small network makes features of them; it runs in full
+  precision, for its inputs differ by little;
+- in every block a linear layer makes shift, scale and gate of the features, for attention and for the feed-forward:
+  x + gate · f(norm(x) · (1 + scale) + shift). The residual is the stream as it came in: the paper's release adds to the
+  modulated input instead, which normalises the stream anew in every block;
+- these layers start at zero, so that a new network passes its embeddings through unchanged;
+- layer norms have no bias: the shift is one;
+- the features have the published 128 dimensions, or the width of the model if that is less.
+
+Rows are packed and sequences share their modulation, so it is gathered: every row takes that of its sequence. The
+gradient of a gather is a sum over the rows of each sequence; torch sums by atomic additions, a hundred or so to every
+address and in no fixed order. A product with the matrix of membership gives these sums at the speed of products, and
+the same bits every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from insertlm.nn.transformer import Block, Condition, ModelConfig
+
+__all__ = ["AdaptiveBlock", "AdaptiveNorm", "TimeFeatures", "spread"]
+
+_WAVES = 128
+_LONGEST_WAVE = 10_000.0
+_FEATURES = 128
+_BIASES = ("attention_norm.bias", "hidden_norm.bias")  # of a plain block
+
+
+class TimeFeatures(nn.Module):
+    """One number per sequence to the features that every block reads."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(2 * _WAVES, _features(config.width))
+        self.out = nn.Linear(_features(config.width), _features(config.width))
+
+    def forward(self, number: Tensor) -> Tensor:
+        """[B] to [B, features]"""
+        place = torch.arange(_WAVES, device=number.device, dtype=self.up.weight.dtype)
+        angle = number[:, None] * torch.exp(-math.log(_LONGEST_WAVE) / _WAVES * place)
+        waves = torch.cat([angle.cos(), angle.sin()], 1)
+        with torch.autocast(number.device.type, enabled=False):
+            return nn.functional.silu(self.out(nn.functional.silu(self.up(waves))))
+
+
+class AdaptiveBlock(Block):
+    """A block whose `condition` is the features of each sequence, [B, features], and whose row each row is, [T]."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.attention_norm = nn.LayerNorm(config.width, bias=False)
+        self.hidden_norm = nn.LayerNorm(config.width, bias=False)
+        self.modulation = _zero_linear(_features(config.width), 6 * config.width)
+
+    @classmethod
+    def adopt(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Plain blocks, exactly: a norm's bias becomes the shift at all times, and every gate is open."""
+        adopted = dict(weights)
+        for name in [name for name in weights if name.endswith(_BIASES[0])]:
+            block = name.removesuffix(_BIASES[0])
+            shifts = [adopted.pop(block + bias) for bias in _BIASES]
+            parts = [part for shift in shifts for part in (shift, torch.zeros_like(shift), torch.ones_like(shift))]
+            bias = adopted[f"{block}modulation.bias"] = torch.cat(parts)
+            adopted[f"{block}modulation.weight"] = bias.new_zeros(len(bias), _features(len(shifts[0])))
+        return adopted
+
+    def heed(self, condition: Condition | None) -> Condition | None:
+        assert condition is not None
+        features, owner = condition
+        return self.modulation(features), owner
+
+    def read(self, x: Tensor, site: int, condition: Condition | None) -> Tensor:
+        return _modulate(super().read(x, site, condition), self._part(condition, 3 * site, 3 * site + 2))
+
+    def add(self, x: Tensor, change: Tensor, site: int, condition: Condition | None) -> Tensor:
+        return x + self._part(condition, 3 * site + 2, 3 * site + 3) * change
+
+    def _part(self, condition: Condition | None, first: int, last: int) -> Tensor:
+        """Parts of the modulation, which has six for every sequence, for every row. [T, (last − first) · width]"""
+        assert condition is not None
+        modulation, owner = condition
+        width = modulation.shape[1] // 6
+        return spread(modulation[:, first * width : last * width], owner)
+
+
+class AdaptiveNorm(nn.Module):
+    """What stands before the last linear layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        self.modulation = _zero_linear(_features(config.width), 2 * config.width)
+
+    def forward(self, x: Tensor, condition: Condition) -> Tensor:
+        """x: [T, width]; condition: as that of a block"""
+        features, owner = condition
+        return _modulate(self.norm(x), spread(self.modulation(features), owner))
+
+
+def spread(values: Tensor, owner: Tensor) -> Tensor:
+    """Every row gets its sequence's values: [B, d] and [T] to [T, d]."""
+    rows: Tensor = _Spread.apply(values, owner)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, owner: Tensor) -> Tensor:
+        ctx.save_for_backward(owner)
+        ctx.count = len(values)
+        return values.index_select(0, owner)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,), (owner,) = grads, ctx.saved_tensors
+        member = owner == torch.arange(ctx.count, device=owner.device)[:, None]
+        return member.to(grad.dtype) @ grad, None
+
+
+def _modulate(x: Tensor, shift_and_scale: Tensor) -> Tensor:
+    shift, scale = shift_and_scale.chunk(2, -1)
+    return x + x * scale + shift  # (1 + scale) would lose most of a small scale in half precision
+
+
+def _features(width: int) -> int:
+    return min(_FEATURES, width)
+
+
+def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

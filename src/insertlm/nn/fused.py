@@ -1,0 +1,128 @@
+"""Operations of a block, where the compiler's own versions would pass over a GPU's memory more often than need be.
+
+- Gradients of biases and norms are sums over all rows. Summed in blocks of rows first, they take half of the time.
+- ReLU joins the product before it, and its gradient is summed for the bias while it is written.
+- The rotation reads q, k and v together and writes them apart; its gradient does the reverse.
+The plain formulas are here too, for CPUs and for shapes that the kernels (kernels.py) do not take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["ROWS", "layer_norm", "linear", "rotate", "whole_blocks"]
+
+ROWS = 128  # of a block; buffers of a fixed capacity hold whole blocks
+_EPSILON = 1e-5
+
+
+def whole_blocks(rows: int) -> int:
+    """As many rows, rounded up to whole blocks."""
+    return -(-rows // ROWS) * ROWS
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[T, width] to [T, width], in float32 at least."""
+    normed: Tensor = _LayerNorm.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return normed
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Tensor:
+    """[T, in] to [T, out], in the precision of autocast if that is on."""
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+    if not torch.is_grad_enabled():
+        if relu and x.is_cuda:
+            joined: Tensor = _linear_relu(x, weight, bias)
+            return joined
+        out = F.linear(x, weight, bias)
+        return out.relu_() if relu else out
+    learning: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
+    return learning
+
+
+def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, of which q and k have pairs (i, i + rotary/2) of each head's first dimensions turned by the angles of
+    their positions; the others pass.
+
+    qkv: [T, 3, heads, head_dim]   cos, sin: [P, rotary/2] for positions 0 … P-1   positions: [T]
+    """
+    half = cos.shape[1]
+    if qkv.is_cuda and 2 * half == qkv.shape[-1]:
+        from insertlm.nn import kernels
+
+        q, k, v = kernels.rotate(qkv, cos, sin, positions)
+        return q, k, v
+    c, s = cos[positions][:, None, None], sin[positions][:, None, None]
+    qk, v = torch.split(qkv, [2, 1], 1)
+    a, b, rest = torch.split(qk, [half, half, qkv.shape[-1] - 2 * half], -1)
+    q, k = torch.cat([a * c - b * s, b * c + a * s, rest], -1).to(qkv.dtype).unbind(1)
+    return q, k, v.squeeze(1)
+
+
+def _column_sums(x: Tensor) -> Tensor:
+    """[T, N] to [N], in float32 at least."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if not x.is_cuda or x.shape[0] % ROWS:
+        return x.sum(0, dtype=dtype)
+    return x.view(-1, ROWS, x.shape[1]).sum(1, dtype=dtype).sum(0)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        normed, mean, scale = torch.native_layer_norm(x, x.shape[1:], weight, bias, _EPSILON)
+        ctx.save_for_backward(x, weight, bias, mean, scale)
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight, bias, mean, scale = ctx.saved_tensors
+        wanted = [True, not grad.is_cuda, not grad.is_cuda and bias is not None]
+        x_grad, weight_grad, bias_grad = torch.ops.aten.native_layer_norm_backward(
+            grad, x, x.shape[1:], mean, scale, weight, bias, wanted
+        )
+        if grad.is_cuda:
+            weight_grad = _column_sums(grad * ((x - mean) * scale))
+            bias_grad = None if bias is None else _column_sums(grad)
+        return x_grad, weight_grad, bias_grad if bias is not None else None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        out = _linear_relu(x, weight, bias) if relu else torch.addmm(bias, x, weight.T)
+        ctx.relu = relu
+        ctx.save_for_backward(x, weight, out if relu else None)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight, out = ctx.saved_tensors
+        if ctx.relu and grad.is_cuda and grad.shape[0] % ROWS == 0:
+            from insertlm.nn import kernels
+
+            grad, sums = kernels.relu_backward(grad, out)
+            return grad @ weight, grad.T @ x, sums.sum(0).to(grad.dtype), None
+        if ctx.relu:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        return grad @ weight, grad.T @ x, _column_sums(grad).to(grad.dtype), None
+
+
+@torch.library.custom_op("insertlm::linear_relu", mutates_args=())
+def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """An operator of its own, because the compiler would take product and ReLU apart again."""
+    return torch._addmm_activation(bias, x, weight.T)
+
+
+@_linear_relu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])

@@ -1,0 +1,185 @@
+"""Kernels for a GPU, each for a step that the compiler would spread over several passes through memory.
+
+Only imported where there is CUDA. What they compute is written plainly in fused.py, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from insertlm.nn.fused import ROWS
+
+__all__ = ["relu_backward", "rotate", "row_logsumexp", "row_shares"]
+
+_COLUMNS = 128  # of one program
+_WORDS = 2048  # looked at together
+
+
+# --- Rotation of q and k
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotate_kernel(  # type: ignore[no-untyped-def]
+    qkv,
+    q,
+    k,
+    v,
+    cos,
+    sin,
+    positions,
+    width: tl.constexpr,
+    half: tl.constexpr,
+    block: tl.constexpr,
+    inverse: tl.constexpr,
+):
+    """One row per program: qkv [T, 3, width] to q, k, v, or the gradients of these to that of qkv."""
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.arange(0, block)
+    inside = pair < width // 2
+    angle = tl.load(positions + row) * half + pair % half
+    c = tl.load(cos + angle, mask=inside)
+    s = tl.load(sin + angle, mask=inside)
+    first = pair // half * (2 * half) + pair % half
+    together, alone = qkv + row * 3 * width + first, row * width + first
+    for part in tl.static_range(3):
+        here = together + part * width
+        there = (q if part == 0 else k if part == 1 else v) + alone
+        source, target = (there, here) if inverse else (here, there)
+        a = tl.load(source, mask=inside).to(tl.float32)
+        b = tl.load(source + half, mask=inside).to(tl.float32)
+        if part < 2:
+            turn = -s if inverse else s
+            a, b = a * c - b * turn, b * c + a * turn
+        tl.store(target, a, mask=inside)
+        tl.store(target + half, b, mask=inside)
+
+
+def _launch_rotation(
+    qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, inverse: bool
+) -> None:
+    width, half = q.shape[1] * q.shape[2], cos.shape[1]
+    block = triton.next_power_of_2(width // 2)
+    _rotate_kernel[(len(q),)](qkv, q, k, v, cos, sin, positions, width, half, block, inverse, num_warps=4)
+
+
+@torch.library.custom_op("insertlm::rotate", mutates_args=())
+def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See fused.rotate. qkv: [T, 3, heads, head_dim]   cos, sin: [P, head_dim/2]   positions: [T]"""
+    q, k, v = (torch.empty_like(qkv[:, 0], memory_format=torch.contiguous_format) for _ in range(3))
+    _launch_rotation(qkv.contiguous(), q, k, v, cos, sin, positions, False)
+    return q, k, v
+
+
+@torch.library.custom_op("insertlm::rotate_backward", mutates_args=())
+def _rotate_backward(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    qkv = q.new_empty(len(q), 3, *q.shape[1:])
+    _launch_rotation(qkv, q.contiguous(), k.contiguous(), v.contiguous(), cos, sin, positions, True)
+    return qkv
+
+
+@rotate.register_fake
+def _(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    shape = qkv.shape[0], qkv.shape[2], qkv.shape[3]
+    return qkv.new_empty(shape), qkv.new_empty(shape), qkv.new_empty(shape)
+
+
+@_rotate_backward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    return q.new_empty(q.shape[0], 3, q.shape[1], q.shape[2])
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _differentiate(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None, None, None]:
+    return _rotate_backward(q, k, v, *ctx.saved_tensors), None, None, None
+
+
+rotate.register_autograd(_differentiate, setup_context=_save)
+
+
+# --- Gradient through ReLU
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _relu_kernel(  # type: ignore[no-untyped-def]
+    grad, out, masked, sums, width, span: tl.constexpr, columns: tl.constexpr, chunk: tl.constexpr
+):
+    """`span` rows of some columns per program, a chunk at a time."""
+    block = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside = (column < width)[None, :]
+    cell = tl.arange(0, chunk)[:, None] * width + column[None, :]
+    first = block * span * width
+    total = tl.zeros([chunk, columns], tl.float32)
+    for start in range(0, span, chunk):
+        here = first + start * width + cell
+        value = tl.load(grad + here, mask=inside, other=0.0)
+        value = tl.where(tl.load(out + here, mask=inside, other=0.0) > 0, value, 0.0)
+        tl.store(masked + here, value, mask=inside)
+        total += value.to(tl.float32)
+    tl.store(sums + block * width + column, tl.sum(total, 0), mask=column < width)
+
+
+@torch.library.custom_op("insertlm::relu_backward", mutates_args=())
+def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient where `out` is positive, and its sums over blocks of ROWS rows: [T, N], [T / ROWS, N] float32"""
+    masked, sums = torch.empty_like(out), out.new_empty(len(out) // ROWS, out.shape[1], dtype=torch.float32)
+    grid = (len(sums), triton.cdiv(out.shape[1], _COLUMNS))
+    _relu_kernel[grid](grad.contiguous(), out, masked, sums, out.shape[1], ROWS, _COLUMNS, 16)
+    return masked, sums
+
+
+@relu_backward.register_fake
+def _(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(out), out.new_empty(out.shape[0] // ROWS, out.shape[1], dtype=torch.float32)
+
+
+# --- Logits
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _logsumexp_kernel(logits, out, words, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One row per program. Every lane keeps the largest logit it has seen, and a sum relative to that."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    best = tl.full([block], -1e30, tl.float32)  # of a lane that has seen nothing: its sum weighs nothing in the end
+    total = tl.zeros([block], tl.float32)
+    for first in range(0, words, block):
+        x = tl.load(logits + row * width + first + column, mask=first + column < words, other=-1e30)
+        top = tl.maximum(best, x)
+        total = total * tl.exp(best - top) + tl.exp(x - top)
+        best = top
+    top = tl.max(best, 0)
+    tl.store(out + row, top + tl.log(tl.sum(total * tl.exp(best - top), 0)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _shares_kernel(logits, lse, weight, out, words, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some columns of one row per program."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    x = tl.load(logits + row * width + column, mask=column < words, other=float("-inf"))
+    share = tl.exp(x - tl.load(lse + row)) * tl.load(weight + row)
+    tl.store(out + row * width + column, share, mask=column < width)
+
+
+def row_logsumexp(logits: Tensor, words: int) -> Tensor:
+    """Of the first `words` columns. [T, N] to [T], float32"""
+    out = logits.new_empty(len(logits))
+    _logsumexp_kernel[(len(logits),)](logits, out, words, logits.shape[1], _WORDS, num_warps=8)
+    return out
+
+
+def row_shares(logits: Tensor, lse: Tensor, weight: Tensor, words: int) -> Tensor:
+    """exp(logits - lse) * weight in bfloat16, 0 behind the first `words` columns. [T, N], [T] and [T] to [T, N]"""
+    out = torch.empty_like(logits, dtype=torch.bfloat16)
+    grid = (len(logits), triton.cdiv(logits.shape[1], _WORDS))
+    _shares_kernel[grid](logits, lse, weight.contiguous(), out, words, logits.shape[1], _WORDS, num_warps=4)
+    return out

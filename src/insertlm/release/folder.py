@@ -1,0 +1,150 @@
+"""A trained model as a folder that transformers reads, with no other package, and `insertlm.load` reads too.
+
+- The folder is written beside its place and renamed when it is whole: what stands there is all of an export or nothing.
+- Only an empty folder, or one that holds an earlier export and nothing else, is replaced.
+- Weights are in float32 under the names of the package, bit for bit those of the model.
+- recipe.yaml is the model's own, with files named but not their folders: those are nobody else's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import safetensors.torch
+import tokenizers
+
+import insertlm
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import sync, write_durably, writing
+from insertlm.families.ilm import ILM
+from insertlm.recipe import Recipe, portable, to_yaml
+from insertlm.release.card import model_card
+from insertlm.storage.hub import FILES
+from insertlm.tasks.text import Text
+from insertlm.text.subwords import SubwordTokenizer
+
+if TYPE_CHECKING:
+    from insertlm.model import Model
+
+__all__ = ["check_exportable", "check_place", "export"]
+
+_CODE = Path(__file__).with_name("modeling_insertlm.py")
+# What transformers calls our special tokens, where it has a name for them.
+_ROLES = {"stop": "cls", "bos": "bos", "eos": "eos", "unk": "unk", "pad": "pad", "mask": "mask"}
+
+
+def check_place(folder: Path) -> None:
+    """Before the work rather than after it: whether an export may go there."""
+    with writing(folder):
+        if not folder.parent.is_dir():
+            raise InsertlmError(f"cannot write {folder}: there is no folder {folder.parent}")
+        if not os.access(folder.parent, os.W_OK):
+            raise InsertlmError(f"cannot write {folder}: nothing may be written to the folder {folder.parent}")
+        if folder.exists() and not folder.is_dir():
+            raise InsertlmError(f"cannot write {folder}: it is a file; expected a new folder")
+        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    strange = found - set(FILES) if _CODE.name in found else found
+    if strange:
+        raise InsertlmError(
+            f"cannot write {folder}: it holds {min(strange)}; expected a new folder, or an export to replace"
+        )
+
+
+def check_exportable(recipe: Recipe, name: str) -> None:
+    """The code that goes with the weights knows one family, and texts."""
+    if not isinstance(recipe.task, Text):
+        task = recipe.task.__struct_config__.tag
+        raise InsertlmError(f"{name}: this is a model of the task {task}; expected a model of text")
+    if (family := recipe.family.__struct_config__.tag) != "ilm":
+        raise InsertlmError(f"{name}: this is a model of the family {family}; only ilm can be exported")
+
+
+def export(model: Model, folder: Path, name: str | None = None) -> None:
+    """Write the model there, whole or not at all. name: what the model card calls it, if not by the folder's name"""
+    check_exportable(model.recipe, model.name)
+    place = folder.resolve()
+    check_place(place)
+    new, old = (place.with_name(f".{place.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
+    try:
+        with writing(folder):
+            new.mkdir()
+            for file, data in _contents(model, name or place.name).items():
+                write_durably(new / file, data)
+            sync(new)
+            if place.exists():
+                place.rename(old)
+            new.rename(place)
+            sync(place.parent)
+    finally:
+        if old.exists() and not place.exists():  # what was there before is better than nothing
+            old.rename(place)
+        for left in (new, old):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _contents(model: Model, name: str) -> dict[str, bytes]:
+    """Every file of the folder."""
+    tokenizer = model.text_tokenizer
+    assert isinstance(model.family, ILM) and isinstance(tokenizer, SubwordTokenizer)
+    recipe = portable(model.recipe)
+    weights = {key: value.detach().float().contiguous().cpu() for key, value in model.family.state_dict().items()}
+    written = {
+        "README.md": model_card(model, recipe, name),
+        "config.json": _json(_config(model, tokenizer)),
+        _CODE.name: _CODE.read_text(encoding="utf-8"),
+        "recipe.yaml": to_yaml(recipe),
+        "tokenizer.json": tokenizer.json,
+        "tokenizer_config.json": _json(_tokenizer_config(model, tokenizer)),
+    }
+    binary = {"model.safetensors": safetensors.torch.save(weights, metadata={"format": "pt"})}
+    contents = {**{key: text.encode() for key, text in written.items()}, **binary}
+    assert contents.keys() == set(FILES)
+    return contents
+
+
+def _config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    """What InsertlmConfig of the code reads, under the names that transformers has for it."""
+    shape, specials = model.recipe.model, tokenizer.specials
+    decode = msgspec.to_builtins(model.recipe.decode)
+    del decode["parallel"]  # an ILM writes one token a step
+    return {
+        "model_type": "insertlm",
+        "architectures": ["InsertlmModel"],
+        "auto_map": {name: f"{_CODE.stem}.Insertlm{name.removeprefix('Auto')}" for name in ("AutoConfig", "AutoModel")},
+        "dtype": "float32",
+        "vocab_size": tokenizer.size,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": shape.hidden,
+        "max_position_embeddings": shape.max_length,
+        "stop_token_id": specials.stop,
+        "bos_token_id": specials.bos,
+        "eos_token_id": specials.eos,
+        "pad_token_id": specials.pad,
+        "reserved": sorted(set(range(tokenizer.size)) - set(tokenizer.writable)),
+        "decode": decode,
+        "insertlm_version": insertlm.__version__,
+    }
+
+
+def _tokenizer_config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    """Special tokens that lie behind the vocabulary have no name there; config.json has their ids."""
+    inner = tokenizers.Tokenizer.from_str(tokenizer.json)
+    names = {f"{_ROLES[role]}_token": inner.id_to_token(i) for role, i in tokenizer.specials._asdict().items()}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model.recipe.model.max_length - ILM.framing,
+        **{role: name for role, name in names.items() if name is not None},
+    }
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return f"{json.dumps(values, indent=2)}\n"

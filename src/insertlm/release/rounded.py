@@ -1,0 +1,36 @@
+"""A run as a folder of rounded weights, for `insertlm.load`:
+
+    python -m insertlm.release.rounded RUN FOLDER
+
+It holds the averaged weights of the run, a byte for every entry of a matrix (see storage/weights.py), its recipe and
+its tokenizer.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from safetensors.torch import save
+
+from insertlm.core.files import write_atomically
+from insertlm.model import load
+from insertlm.recipe import portable, to_yaml
+from insertlm.storage.weights import pack
+from insertlm.tasks.text import Text
+
+__all__ = ["main"]
+
+
+def main(run: str, folder: str) -> None:
+    """Write the folder."""
+    model, place = load(run, "cpu"), Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    if isinstance(model.recipe.task, Text):
+        model.recipe.task.keep(place)
+    write_atomically(place / "model.safetensors", save(pack(model.family.state_dict())))
+    write_atomically(place / "recipe.yaml", to_yaml(portable(model.recipe)).encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,194 @@
+"""The shapes other servers have: OpenAI's /v1/completions and llama.cpp's /infill, each with one blank.
+
+An insertion model may insert into any place of a blank until it is done, so no part of a fill is final before that:
+streamed, a fill comes as one piece at its end. A family that writes from left to right sends every token.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from insertlm.infill.drafts import Event
+from insertlm.infill.filling import Filling, Infilling
+from insertlm.infill.filling import Request as Blanks
+from insertlm.server.errors import invalid
+from insertlm.server.registry import Served, Shelf, stamp
+from insertlm.server.requests import EventStream, Ticket, server_sent, unless_gone
+from insertlm.server.routes import ERRORS, STREAM, expect_json, usage_of
+from insertlm.server.schemas import Choice, Completion, CompletionBody, LlamaAnswer, LlamaBody
+
+__all__ = ["other_routes"]
+
+
+def other_routes(shelf: Shelf) -> APIRouter:
+    router = APIRouter(responses={**ERRORS, **STREAM}, dependencies=[Depends(expect_json)])
+
+    @router.post("/v1/completions", response_model=Completion, tags=["as OpenAI"])
+    async def completions(body: CompletionBody, request: Request) -> Completion | Response:
+        """Write what comes between `prompt` and `suffix`, or behind `prompt`. Streamed, the text comes at its end, or
+        token by token from a family that writes from left to right."""
+        one, prompts = shelf.find(body.model, "text"), [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        _check(body, prompts, shelf.limits.samples)
+        asked = [_between(prompt, body.suffix or "") for prompt in prompts for _ in range(body.n or 1)]
+        changes = {"temperature": body.temperature, "top_p": body.top_p, "max_steps": body.max_tokens}
+        ticket, drafts = await shelf.infill(one, asked, body.seed or 0, changes, request.receive, _streams(one))
+        echoed = [prompt if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
+        stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        reply = _Reply(stamp("cmpl", one), [_Growing(draft, stops) for draft in drafts], echoed)
+        if body.stream:
+            usage = body.stream_options is not None and body.stream_options.include_usage
+            return EventStream(ticket, lambda: reply.chunks(ticket, usage), named=False)
+        return reply.whole(await _results(ticket, request))
+
+    @router.post("/infill", response_model=LlamaAnswer, tags=["as llama.cpp"])
+    async def infill(body: LlamaBody, request: Request) -> LlamaAnswer | Response:
+        """Write what comes between `input_prefix` and `input_suffix`."""
+        one = shelf.find(body.model, "text")
+        if body.n_predict == 0:  # so editors ask llama.cpp to read the text ahead of time; here is nothing to keep
+            nothing = LlamaAnswer(model=one.name, stop_type="limit")
+            return _lone(nothing) if body.stream else nothing
+        seed = secrets.randbelow(1 << 62) if body.seed == -1 else body.seed or 0
+        most = None if body.n_predict == -1 else body.n_predict
+        changes = {**body.model_dump(include={"temperature", "top_p", "top_k"}), "max_steps": most}
+        asked = _between(body.input_prefix + body.prompt, body.input_suffix)
+        ticket, drafts = await shelf.infill(one, [asked], seed, changes, request.receive, _streams(one))
+        fill = _Growing(drafts[0], body.stop or [])
+        if body.stream:
+            return EventStream(ticket, lambda: _llama_chunks(ticket, one, fill), named=False)
+        [result] = await _results(ticket, request)
+        return _llama(one, fill.cut(result.fills[0]), result, fill)
+
+    return router
+
+
+# --- What is asked
+
+
+def _between(before: str, behind: str) -> Blanks:
+    """One blank between two texts. With nothing on either side the model writes freely."""
+    if not before and not behind:
+        return Blanks("___")
+    return Blanks(before + behind, [(len(before), len(before))])
+
+
+def _check(body: CompletionBody, prompts: Sequence[str], most: int) -> None:
+    if not 1 <= len(prompts) * (body.n or 1) <= most:
+        raise invalid(f"expected 1 to {most} texts of one request, got {len(prompts) * (body.n or 1)}", "n")
+    for name, plain in (("best_of", (None, 1)), ("logprobs", (None, 0)), ("logit_bias", (None, {}))):
+        if getattr(body, name) not in plain:
+            raise invalid(f"{name} is not supported", name)
+
+
+def _streams(one: Served) -> bool:
+    """Whether what is written is final at once."""
+    return one.model.family.appends
+
+
+async def _results(ticket: Ticket, request: Request) -> list[Infilling]:
+    try:
+        return await unless_gone(request.receive, ticket.results())
+    finally:
+        ticket.leave()
+
+
+# --- What is written
+
+
+class _Growing:
+    """The fill of a draft while it grows from left to right. stops: it ends before the first of these"""
+
+    def __init__(self, draft: Filling, stops: Sequence[str]) -> None:
+        self.draft, self.stops, self.ids, self.sent = draft, [stop for stop in stops if stop], list[int](), ""
+        self.keep = max(map(len, self.stops), default=1) - 1  # characters that may yet turn out to begin a stop
+
+    def cut(self, text: str) -> str:
+        places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        return text[: min(places)] if places else text
+
+    def grow(self, event: Event) -> str:
+        """What can be sent after one more token."""
+        self.ids.append(event.token)
+        text = self.draft.tokenizer.decode(self.ids)
+        text = text.removeprefix(" ") if self.draft.given.spaces else text
+        whole = self.cut(text)
+        final = whole if whole != text else text[: len(text) - self.keep].rstrip("\ufffd")  # a character may be halved
+        return self._rest(final)
+
+    def finish(self, result: Infilling) -> str:
+        """What is left to be sent."""
+        return self._rest(self.cut(result.fills[0]))
+
+    def _rest(self, text: str) -> str:
+        rest = text[len(self.sent) :] if text.startswith(self.sent) else ""
+        self.sent += rest
+        return rest
+
+    def why(self, result: Infilling) -> Literal["word", "eos", "limit"]:
+        """Why it ended: "word" for one of the stops."""
+        return "word" if self.cut(result.fills[0]) != result.fills[0] else "eos" if result.complete else "limit"
+
+
+class _Reply:
+    """An answer in OpenAI's shape. head: what it begins with   echoed: what is repeated before each text"""
+
+    def __init__(self, head: dict[str, Any], fills: Sequence[_Growing], echoed: Sequence[str]) -> None:
+        self.head, self.fills, self.echoed = head, fills, echoed
+
+    def whole(self, results: Sequence[Infilling]) -> Completion:
+        choices = [self._choice(index, fill.finish(result), result) for index, (fill, result) in self._pairs(results)]
+        usage = usage_of([result.trajectory for result in results])
+        return Completion(**self.head, choices=choices, usage=usage)
+
+    async def chunks(self, ticket: Ticket, usage: bool) -> AsyncGenerator[bytes]:
+        async for message in ticket.messages():
+            if isinstance(message, Event):
+                if text := self.fills[message.sample].grow(message):
+                    yield self._chunk([self._choice(message.sample, text)])
+                continue
+            for index, (fill, result) in self._pairs(message):
+                yield self._chunk([self._choice(index, fill.finish(result), result)])
+            if usage:
+                yield self._chunk([], usage=usage_of([result.trajectory for result in message]))
+        yield server_sent("[DONE]")
+
+    def _pairs(self, results: Sequence[Infilling]) -> list[tuple[int, tuple[_Growing, Infilling]]]:
+        return list(enumerate(zip(self.fills, results, strict=True)))
+
+    def _choice(self, index: int, text: str, result: Infilling | None = None) -> Choice:
+        """result: of a text that is done"""
+        fill = self.fills[index]
+        first = self.echoed[index] if fill.sent == text else ""
+        if result is None:
+            return Choice(index=index, text=first + text, finish_reason=None)
+        return Choice(index=index, text=first + text, finish_reason="length" if fill.why(result) == "limit" else "stop")
+
+    def _chunk(self, choices: list[Choice], **more: Any) -> bytes:
+        return server_sent(Completion(**self.head, choices=choices, **more).model_dump())
+
+
+def _llama(one: Served, text: str, result: Infilling, fill: _Growing) -> LlamaAnswer:
+    usage = usage_of([result.trajectory])
+    return LlamaAnswer(
+        content=text,
+        model=one.name,
+        tokens_predicted=usage.completion_tokens,
+        tokens_evaluated=usage.prompt_tokens,
+        stop_type=fill.why(result),
+    )
+
+
+def _lone(answer: LlamaAnswer) -> Response:
+    """A stream of this answer alone."""
+    return Response(server_sent(answer.model_dump()), media_type="text/event-stream")
+
+
+async def _llama_chunks(ticket: Ticket, one: Served, fill: _Growing) -> AsyncGenerator[bytes]:
+    async for message in ticket.messages():
+        if not isinstance(message, Event):
+            yield server_sent(_llama(one, fill.finish(message[0]), message[0], fill).model_dump())
+        elif text := fill.grow(message):
+            yield server_sent({"content": text, "stop": False})

@@ -1,0 +1,131 @@
+"""The models that are served, each with its worker, and the drafts of what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.types import Receive
+
+from insertlm.core.errors import InsertlmError
+from insertlm.inference.settings import Prompt
+from insertlm.infill.drafts import Writing
+from insertlm.infill.filling import Filling, Request, begin
+from insertlm.model import Model
+from insertlm.server.errors import RefusedError, invalid
+from insertlm.server.limits import Limits
+from insertlm.server.requests import Ticket, unless_gone
+from insertlm.server.worker import Worker
+from insertlm.tasks.star import Star
+from insertlm.text.blanks import cut_out, parse_blanks
+
+__all__ = ["Kind", "Served", "Shelf", "stamp"]
+
+Kind = Literal["text", "star"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model with its worker."""
+
+    name: str
+    kind: Kind
+    model: Model
+    worker: Worker
+
+
+class Shelf:
+    """All models that are served, by name."""
+
+    def __init__(self, models: Sequence[Model], limits: Limits) -> None:
+        self.limits = limits
+        self.served: dict[str, Served] = {}
+        kinds = {model.name: _kind(model) for model in models}
+        if len(kinds) < len(models):
+            raise InsertlmError("two models have the same name; expected folders of different names")
+        for model in models:
+            worker = Worker(model.name, model.family, limits.concurrent, limits.queue)
+            self.served[model.name] = Served(model.name, kinds[model.name], model, worker)
+
+    def find(self, name: str | None, kind: Kind) -> Served:
+        """The model of that name, or the first of that kind."""
+        if name is not None and name not in self.served:
+            raise RefusedError(404, "no such model is served here; see /v1/models", "model", "model_not_found")
+        one = self.served[name] if name is not None else next((s for s in self.served.values() if s.kind == kind), None)
+        if one is None:
+            raise RefusedError(404, f"no model of the kind {kind} is served here", "model", "model_not_found")
+        if one.kind != kind:
+            raise invalid(f"this is a model of the kind {one.kind}; expected one of the kind {kind}", "model")
+        return one
+
+    def close(self, *, finish: bool = True) -> None:
+        """Finish what is under way, or leave it."""
+        for one in self.served.values():
+            one.worker.close(self.limits.seconds, finish=finish)
+
+    async def infill(
+        self,
+        one: Served,
+        requests: Sequence[Request],
+        seed: int,
+        changes: dict[str, Any],
+        receive: Receive,
+        watched: bool = True,
+    ) -> tuple[Ticket, list[Filling]]:
+        """Begin to fill in blanks. changes: to the recipe's `decode` section, None where there is none   receive: tells
+        whether the client is still there   watched: whether single insertions are of interest"""
+        for request in requests:
+            self._check(request)
+        settings = one.model.settings(**self._limited(one, changes))
+        tokenizer = one.model.text_tokenizer
+        drafts = await asyncio.to_thread(begin, one.model.family, tokenizer, requests, settings, seed)
+        ticket = Ticket(one.worker, drafts, settings, watched, self.limits.seconds)
+        await unless_gone(receive, ticket.begin())
+        return ticket, drafts
+
+    async def solve(self, one: Served, prompt: str, seed: int, receive: Receive) -> tuple[Ticket, Writing]:
+        """Begin to write the answer to a prompt."""
+        self._check_length(prompt, "prompt")
+        task = one.model.recipe.task
+        draft = Writing(Prompt(task.parse_prompt(prompt), seed), task.tokenizer)
+        settings = one.model.settings(**self._limited(one, {}))
+        ticket = Ticket(one.worker, [draft], settings, True, self.limits.seconds)
+        await unless_gone(receive, ticket.begin())
+        return ticket, draft
+
+    def _limited(self, one: Served, changes: dict[str, Any]) -> dict[str, Any]:
+        wanted = changes.pop("max_steps", None)
+        if wanted is not None and wanted > self.limits.tokens:
+            raise invalid(f"expected at most {self.limits.tokens} tokens, got {wanted}", "max_tokens")
+        changes["max_steps"] = wanted or min(one.model.recipe.decode.max_steps, self.limits.tokens)
+        return {key: value for key, value in changes.items() if value is not None}
+
+    def _check(self, request: Request) -> None:
+        limits = self.limits
+        self._check_length(request.text, "text")
+        pieces = parse_blanks(request.text) if request.blanks is None else cut_out(request.text, request.blanks)
+        if len(pieces) - 1 > limits.blanks:
+            raise invalid(f"expected at most {limits.blanks} blanks, got {len(pieces) - 1}", "text")
+        for name in ("banned", "required"):
+            if len(words := getattr(request, name)) > limits.words:
+                raise invalid(f"expected at most {limits.words} words, got {len(words)}", name)
+
+    def _check_length(self, text: str, name: str) -> None:
+        if len(text) > self.limits.characters:
+            raise RefusedError(413, f"expected at most {self.limits.characters} characters, got {len(text)}", name)
+
+
+def stamp(kind: str, one: Served) -> dict[str, Any]:
+    """What every answer begins with."""
+    return {"id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": one.name}
+
+
+def _kind(model: Model) -> Kind:
+    if isinstance(model.recipe.task, Star):
+        return "star"
+    _ = model.text_tokenizer  # refuses models of other tasks
+    return "text"

@@ -1,0 +1,175 @@
+"""Our own endpoints: any number of blanks, filled together, with insertions as they happen; and star graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from insertlm.inference.trajectory import Trajectory
+from insertlm.infill.drafts import Draft, Event, spell
+from insertlm.infill.filling import Infilling
+from insertlm.infill.filling import Request as Blanks
+from insertlm.server.errors import RefusedError
+from insertlm.server.registry import Shelf, stamp
+from insertlm.server.requests import EventStream, Ticket, server_sent, unless_gone
+from insertlm.server.schemas import (
+    ErrorBody,
+    EventShape,
+    Graph,
+    InfillAnswer,
+    InfillBody,
+    PieceShape,
+    Solution,
+    SolveBody,
+    Usage,
+)
+from insertlm.tasks.star import Star, edges_of
+
+__all__ = ["ERRORS", "STREAM", "expect_json", "native_routes", "usage_of"]
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": about}
+    for status, about in {
+        400: "The body is no JSON.",
+        401: "The key is missing or wrong.",
+        404: "No such model is served.",
+        408: "The request did not arrive in time.",
+        413: "The request or its text is too long.",
+        415: "The body is not called JSON.",
+        422: "What is asked cannot be done; the message says why.",
+        429: "Too many texts are under way or waiting.",
+        503: "The server is shutting down.",
+        504: "The text was not done in time.",
+    }.items()
+}
+
+Answer = InfillAnswer | Solution
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "The answer; with stream, its events."}
+}
+
+
+async def expect_json(request: Request) -> None:
+    """Other types are those that any web page may send to any server; browsers ask before they send JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and not re.fullmatch(r"application/([\w.+-]+\+)?json", kind):
+        raise RefusedError(415, "expected the header Content-Type: application/json")
+
+
+def native_routes(shelf: Shelf) -> APIRouter:
+    router = APIRouter(tags=["insertlm"], responses={**ERRORS, **STREAM}, dependencies=[Depends(expect_json)])
+
+    @router.post("/v1/infill", response_model=InfillAnswer)
+    async def infill(body: InfillBody, request: Request) -> Answer | Response:
+        """Fill in the blanks of a text, all of them together.
+
+        With `stream`, server-sent events: `start` with the given text as cells, an `insertion` for every token as it is
+        written, and `done` with the whole answer, or `error`. A text with banned words is shown when it is done.
+        """
+        one = shelf.find(body.model, "text")
+        asked = Blanks(
+            body.text, body.blanks, body.anywhere, body.min_length, body.max_length, body.banned, body.required
+        )
+        changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})
+        changes["max_steps"] = body.max_tokens
+        ticket, [draft] = await shelf.infill(one, [asked], body.seed, changes, request.receive)
+        return await _answer(ticket, draft, request, body.stream, stamp("infill", one), _filled)
+
+    @router.post("/v1/solve", response_model=Solution)
+    async def solve(body: SolveBody, request: Request) -> Answer | Response:
+        """Find the path through a star graph. The same events as of /v1/infill; there are no cells at the start."""
+        one = shelf.find(body.model, "star")
+        ticket, draft = await shelf.solve(one, body.prompt, body.seed, request.receive)
+        task = one.model.recipe.task
+        assert isinstance(task, Star)
+        return await _answer(ticket, draft, request, body.stream, stamp("solve", one), partial(_solved, task))
+
+    @router.get("/v1/graphs/example")
+    async def example(seed: int = Query(0, ge=0, lt=1 << 62), model: str | None = None) -> Graph:
+        """A fresh star graph to solve, another for every seed, and the path that is to be found."""
+        task = shelf.find(model, "star").model.recipe.task
+        assert isinstance(task, Star)
+        [drawn] = task.examples("test", 1, seed)
+        *flat, source, goal = drawn.prefix
+        edges = edges_of(flat)
+        prompt = f"{' '.join(f'{tail}>{head}' for tail, head in edges)} : {source} {goal}"
+        return Graph(prompt=prompt, edges=edges, source=source, goal=goal, path=task.path(drawn.target))
+
+    return router
+
+
+async def _answer(
+    ticket: Ticket,
+    draft: Draft[Any],
+    request: Request,
+    stream: bool,
+    head: dict[str, Any],
+    finish: Callable[[dict[str, Any], Any], Answer],
+) -> Response | Answer:
+    """head: what the answer begins with   finish: makes the whole of it and the result, but for its events"""
+    if stream:
+        return EventStream(ticket, lambda: _events(ticket, draft, head, finish))
+    try:
+        return await unless_gone(request.receive, _whole(ticket, head, finish))
+    finally:
+        ticket.leave()
+
+
+async def _whole(ticket: Ticket, head: dict[str, Any], finish: Callable[[dict[str, Any], Any], Answer]) -> Answer:
+    *events, results = [message async for message in ticket.messages()]
+    assert isinstance(results, list)
+    shapes = [_shape(event) for event in events if isinstance(event, Event)]
+    return finish(head, results[0]).model_copy(update={"events": shapes})
+
+
+async def _events(
+    ticket: Ticket, draft: Draft[Any], head: dict[str, Any], finish: Callable[[dict[str, Any], Any], Answer]
+) -> AsyncGenerator[bytes]:
+    cells = [{"text": cell} for cell in draft.cells]
+    yield server_sent({"id": head["id"], "model": head["model"], "cells": cells}, "start")
+    async for message in ticket.messages():
+        if isinstance(message, Event):
+            yield server_sent(_shape(message).model_dump(), "insertion")
+        else:
+            yield server_sent(finish(head, message[0]).model_dump(exclude={"events"}), "done")
+
+
+def _filled(head: dict[str, Any], result: Infilling) -> InfillAnswer:
+    return InfillAnswer(
+        **head,
+        text=result.text,
+        fills=result.fills,
+        complete=result.complete,
+        pieces=[PieceShape(text=text, order=order) for text, order in result.pieces],
+        usage=usage_of([result.trajectory]),
+    )
+
+
+def _solved(task: Star, head: dict[str, Any], path: Trajectory) -> Solution:
+    tokenizer = task.tokenizer
+    parts = zip(spell(tokenizer, path.ids), path.order, strict=True)
+    return Solution(
+        **head,
+        text=tokenizer.decode(path.ids),
+        nodes=task.path(path.ids),
+        complete=path.complete,
+        pieces=[PieceShape(text=text, order=order) for text, order in parts],
+        usage=usage_of([path]),
+    )
+
+
+def usage_of(written: Sequence[Trajectory]) -> Usage:
+    given = sum(len(each.prefix) + len(each.start) for each in written)
+    new = sum(len(each.events) for each in written)
+    return Usage(prompt_tokens=given, completion_tokens=new, total_tokens=given + new)
+
+
+def _shape(event: Event) -> EventShape:
+    _, order, step, at, token, text, probability, stop = event
+    return EventShape(
+        order=order, step=step, at=at, token=token, text=text, probability=probability, stop_probability=stop
+    )

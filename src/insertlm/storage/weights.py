@@ -1,0 +1,38 @@
+"""Released weights, in files as small as they can be without harm: a byte for every entry of a matrix.
+
+A matrix is rounded row by row: the largest entry of a row becomes ±127, and a factor for each row stands beside it
+under the name `<matrix>/scale`. Vectors are kept in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["pack", "unpack"]
+
+_SCALE = "/scale"
+
+
+def pack(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices to int8 and a factor per row, the rest to bfloat16."""
+    packed = {}
+    for name, value in weights.items():
+        if value.dim() < 2:
+            packed[name] = value.bfloat16()
+            continue
+        scale = value.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+        packed[name] = (value.float() / scale).round().to(torch.int8)
+        packed[name + _SCALE] = scale
+    return packed
+
+
+def unpack(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `pack` made, back in floating point; other weights stay as they are."""
+    return {
+        name: value * weights[name + _SCALE] if name + _SCALE in weights else value
+        for name, value in weights.items()
+        if not name.endswith(_SCALE)
+    }

@@ -1,0 +1,384 @@
+"""Filling in blanks: what was given comes back byte for byte, and what was asked for is kept, whatever a model writes.
+
+The models are not trained: they write anything, broken characters too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from lettering import FREE, Letters, build, filled, text_model
+
+from insertlm import model as api
+from insertlm.cli.main import main
+from insertlm.core.errors import InsertlmError
+from insertlm.families.arm import ArmConfig
+from insertlm.families.base import Family
+from insertlm.families.ilm import IlmConfig
+from insertlm.families.it import ItConfig
+from insertlm.families.mdm import MdmConfig
+from insertlm.inference.trajectory import Insertion, Trajectory
+from insertlm.infill import filling as infilling
+from insertlm.infill.filling import Infilling, Request, infill
+from insertlm.infill.requests import Given
+
+HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking a failure would take minutes
+
+
+texts = st.text("ab_\\ .é🙂\n", max_size=8)
+
+
+# --- What was given
+
+
+@given(st.lists(texts, min_size=2, max_size=4), st.integers(0, 99), st.booleans(), st.integers(0, 2))
+@settings(HEAVY, max_examples=60)
+def test_without_the_fills_the_given_text_is_left(
+    letters: Family, pieces: list[str], seed: int, anywhere: bool, least: int
+) -> None:
+    whole, ends = "".join(pieces), [sum(map(len, pieces[: k + 1])) for k in range(len(pieces) - 1)]
+    if not whole or any(not piece for piece in pieces[1:-1]):
+        return
+    request = Request(whole, [(end, end) for end in ends], anywhere, min_length=least, max_length=5)
+    for result in filled(letters, request, [seed, seed + 1]):
+        assert "".join(span.text for span in result.spans if not span.new) == whole
+        assert len(result.fills) == len(pieces) - 1
+        if not anywhere:
+            parts = [part for pair in zip(pieces, [*result.fills, ""], strict=True) for part in pair]
+            assert result.text == "".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "seen"),
+    [
+        (["the ", " was"], "the was"),
+        (["the  ", "was"], "the was"),
+        (["the\n", "was"], "the\nwas"),
+        ([" ", "was"], "was"),
+        (["a ", " ", " b"], "a  b"),
+    ],
+)
+def test_the_model_writes_the_space_before_a_blank_itself(letters: Family, pieces: list[str], seen: str) -> None:
+    [result] = filled(letters, Request("___".join(pieces)))
+    assert Letters().decode(result.trajectory.start) == seen
+    parts = [part for pair in zip(pieces, [*result.fills, ""], strict=True) for part in pair]
+    assert result.text == "".join(parts)
+
+
+def test_a_fill_behind_a_space_begins_with_it(few: Family) -> None:
+    results = filled(few, Request("a ___ b", max_length=2), range(30))
+    for result in results:
+        ids = [token for token, event in zip(result.trajectory.ids, result.trajectory.order, strict=True) if event >= 0]
+        assert re.match(" [^ ]", Letters().decode(ids))
+        assert result.fills == [Letters().decode(ids).removeprefix(" ")]
+        assert result.text == f"a {result.fills[0]} b"
+
+
+def test_a_vocabulary_without_words_begins_with_the_space_alone() -> None:
+    class Bytes(Letters):
+        alphabet = Letters().encode("ab ")
+
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+    for result in infill(build(IlmConfig(), Bytes), Bytes(), [Request("a ___ b", max_length=3)] * 10, FREE):
+        assert result.trajectory.ids[1] == ord(" ")
+
+
+def test_samples_depend_on_their_seed_alone(letters: Family) -> None:
+    request = Request("the ___ was ___.", max_length=4)
+    together = infill(letters, Letters(), [request] * 4, FREE, 5)
+    assert len({result.text for result in together}) > 1
+    for seed, result in zip(range(5, 9), together, strict=True):
+        assert filled(letters, request, [seed])[0].text == result.text
+
+
+def test_frames_end_with_the_text(few: Family) -> None:
+    for result in filled(few, Request("a ___ b ___", max_length=4), range(5)):
+        frames = list(result.frames)
+        assert len(frames) == len(result.trajectory.events)
+        assert "".join(span.text for span in frames[-1]) == result.text
+        assert all(sum(span.latest for span in frame) <= 1 for frame in frames)
+
+
+# --- What was asked for
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 999), st.sampled_from([0.0, 0.5, 1.0]))
+@settings(HEAVY, max_examples=25)
+def test_lengths_of_single_blanks(few: Family, low: int, more: int, seed: int, threshold: float) -> None:
+    request = Request("a ___ b ___ c", min_length=[low, 1], max_length=[low + more, None])
+    [result] = filled(few, request, [seed], stop_threshold=threshold)
+    gaps = [result.trajectory.order[:k].count(-1) for k, event in enumerate(result.trajectory.order) if event >= 0]
+    first, second = (gaps.count(gap) for gap in result.given.blanks)
+    assert low <= first <= low + more
+    assert second >= 1
+
+
+@given(st.sets(st.sampled_from(["dog", "cat", "a", "to", "good"]), max_size=2), st.integers(0, 999))
+@settings(HEAVY, max_examples=40)
+def test_required_words_are_written(few: Family, words: set[str], seed: int) -> None:
+    [result] = filled(few, Request("a ___ b ___ c", required=sorted(words)), [seed], stop_threshold=0.0)
+    assert result.complete
+    assert all(any(word in fill for fill in result.fills) for word in words)
+
+
+@given(st.sets(st.sampled_from(["dog", "cat", "a", "o", "co", "got"]), min_size=1), st.integers(0, 999))
+@settings(HEAVY, max_examples=40)
+def test_banned_words_are_not_written_however_they_are_spelt(few: Family, words: set[str], seed: int) -> None:
+    """Nor made from the text beside a blank."""
+    [result] = filled(few, Request("x ___ c___ x ___o", banned=sorted(words)), [seed], max_steps=20)
+    for word in words:
+        for match in re.finditer(rf"\b{word}\b", result.text):
+            at = 0
+            for span in result.spans:
+                assert not span.new or match.end() <= at or match.start() >= at + len(span.text)
+                at += len(span.text)
+
+
+def test_banned_words_do_come_about_by_other_spellings(few: Family) -> None:
+    """Else the test above would test less than it says."""
+    free = filled(few, Request("x ___", min_length=6), range(200), max_steps=20)
+    assert any(result.spelling(["o"]) for result in free)
+    spelt = {result.spelling(["co", "do", "to"]) for result in free} - {()}
+    assert any(len(run) > 1 for run in spelt)
+
+
+def test_a_spelling_is_what_wrote_the_word_and_no_more() -> None:
+    """In any blank, with what is given beside it."""
+    given = Given.of(["x ", " y ", "."], Letters(), anywhere=False)
+    cat, dog, space, t, o = 257, 258, *map(ord, " to")
+    written = (1, cat), (4, space), (5, t), (6, o), (7, dog)
+    events = [Insertion(step, rank, token, -0.5, 0.5) for step, (rank, token) in enumerate(written)]
+    result = Infilling(Trajectory([], given.ids, events, 0.5, True), given, Letters())
+    assert result.text == "x cat y to dog."
+    expected = {"cat": (cat,), "x cat": (cat,), "to": (t, o), "y to": (space, t, o), "dog.": (dog,)}
+    expected |= {"y": (), ".": (), "at": ()}  # given, or no whole word
+    assert {word: result.spelling([word]) for word in expected} == expected
+
+
+def test_attempts_to_keep_a_word_out_come_to_an_end(few: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infilling, "_ATTEMPTS", 1)
+    with pytest.raises(InsertlmError, match=r"^cannot keep 'dog' out of the text; expected other banned words$"):
+        filled(few, Request("x do___", max_length=2, banned=["dog"]), range(40))
+
+
+# --- Families
+
+
+def test_an_mdm_fills_in_as_many_tokens_as_it_is_told() -> None:
+    mdm = build(MdmConfig(block=20))
+    request = Request("a ___ b ___", min_length=[3, 2], max_length=[3, 2], banned=["dog"])
+    for result in filled(mdm, request, range(3)):
+        words = [Letters().decode([token]) for token in result.trajectory.ids]
+        assert words[1].startswith(" ") and words[6].startswith(" ")
+        assert len(result.trajectory.events) == 5
+        assert result.complete
+    with pytest.raises(InsertlmError, match=r"^an mdm infills a known number of tokens; expected least = most"):
+        filled(mdm, Request("a ___ b"))
+
+
+def test_an_it_fills_in_and_an_arm_goes_on() -> None:
+    [result] = filled(build(ItConfig()), Request("a ___ b"))
+    assert result.text.startswith("a ")
+    [result] = filled(build(ArmConfig()), Request("a b ___"))
+    assert result.text.startswith("a b ")
+    with pytest.raises(InsertlmError, match=r"this family writes at the end of the text alone"):
+        filled(build(ArmConfig()), Request("a ___ b"))
+    for config in (ArmConfig(), ItConfig()):
+        with pytest.raises(InsertlmError, match=r"^this family cannot keep to bounds of gaps"):
+            filled(build(config), Request("a ___", max_length=3))
+
+
+# --- What cannot be done
+
+
+@pytest.mark.parametrize(
+    ("request_", "line"),
+    [
+        (Request("ab"), "the text has no blank; expected ___ where something is missing (or anywhere)"),
+        (
+            Request("a ___ " * 10_000),
+            "the text has 20,000 tokens and its 10,000 blanks need 10,000 or more; the model takes 198",
+        ),
+        (Request("é" * 100 + "___"), "the text has 200 tokens and its 1 blanks need 1 or more; the model takes 198"),
+        (Request("___", min_length=3, max_length=2), "expected 0 <= min_length <= max_length, got 3 and 2"),
+        (Request("___", min_length=-1), "expected 0 <= min_length <= max_length, got -1 and None"),
+        (Request("___", max_length=[1, 2]), "max_length: expected a number, or one for each of the 1 blanks, got 2"),
+        (Request("___", banned=[" "]), "banned: expected words, got an empty one"),
+        (Request("___", required=[""]), "the model cannot write ''; expected other required words"),
+        (
+            Request("___", banned=["dog"], required=["hot dog"]),
+            "'hot dog' is required and 'dog' is banned; expected one of the two",
+        ),
+        (
+            Request("___", max_length=2, required=["wolf"]),
+            "the required 'wolf' has 5 tokens; the largest blank takes 2",
+        ),
+    ],
+)
+def test_impossible_requests(letters: Family, request_: Request, line: str) -> None:
+    with pytest.raises(InsertlmError) as caught:
+        filled(letters, request_)
+    assert str(caught.value) == line
+
+
+def test_only_blanks_is_free_writing(letters: Family) -> None:
+    [result] = filled(letters, Request("___"))
+    assert result.text == result.fills[0] != ""
+
+
+def test_words_that_cannot_be_kept_out() -> None:
+    """All that is written makes a banned word with the text beside it."""
+
+    class One(Letters):
+        alphabet = Letters().encode("o")
+
+    with pytest.raises(InsertlmError) as caught:
+        filled(build(IlmConfig(), One), Request("c___w", banned=["cow"], max_length=1))
+    assert str(caught.value) == "all that can be written is banned"
+
+
+# --- The command
+
+
+@pytest.fixture
+def command(few: Family, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """What `insertlm infill` prints, and says on standard error; with a model of text in place of any other."""
+    model = text_model(few)
+    monkeypatch.setattr(api, "load", lambda name, device: model)
+
+    def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+        assert main(["infill", *arguments]) == code
+        out, err = capsys.readouterr()
+        return out, err
+
+    return run
+
+
+def test_the_command_prints_the_text(command: Callable[..., Any], few: Family) -> None:
+    arguments = ("a\t___ b", "--samples", "3", "--max", "2", "--seed", "4", "--decode.max_steps", "30")
+    out, _ = command(*arguments)
+    lines = [json.loads(line) for line in command(*arguments, "--json")[0].splitlines()]
+    assert out.splitlines() == [line["text"] for line in lines]
+    assert all(line["text"] == f"a\t{line['fills'][0]} b" for line in lines)
+    alone = text_model(few).infill("a\t___ b", samples=3, seed=4, max_length=2, max_steps=30)
+    assert [line["text"] for line in lines] == [each.text for each in alone]
+    assert {*lines[0]} == {"text", "fills", "complete", "stop_probability", "events"}
+
+
+def test_the_command_inserts_anywhere_if_asked(command: Callable[..., Any], few: Family) -> None:
+    out, _ = command("a ___ b c", "--anywhere", "--seed", "4")
+    assert out == f"{text_model(few).infill('a ___ b c', seed=4, anywhere=True)[0].text}\n"
+    assert not out.endswith(" b c\n")
+
+
+def test_the_command_shows_the_order(command: Callable[..., Any]) -> None:
+    out, _ = command("a ___ b", "--show", "--min", "3", "--max", "3", "--require", "dog", "--ban", "cat")
+    *steps, last = out.splitlines()
+    assert len(steps) == 3
+    assert all(line.count("›") == 1 for line in steps)
+    assert "dog" in last
+
+
+def test_a_limit_is_told(command: Callable[..., Any]) -> None:
+    _, err = command("a ___ b", "--decode.stop_threshold", "1", "--max", "2")
+    assert err == "insertlm: text 1: a limit on steps or length ended it\n"
+
+
+def test_the_text_can_come_through_a_pipe(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+
+    send("é ___.\n".encode())
+    assert command("-")[0].startswith("é ")
+    send(b"a ___ \xff")
+    assert command("-", code=2) == ("", "insertlm: the text is not UTF-8: byte 0xff at byte 6\n")
+    send(b"")
+    assert command("-", code=2)[1].startswith("insertlm: the text is empty; ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "the following arguments are required: TEXT"),
+        (["no blank"], "the text has no blank; expected ___ where something is missing (or anywhere)"),
+        (["a ___", "--min", "-1"], "argument --min: expected a whole number of at least 0, got '-1'"),
+        (["a ___", "--min", "2", "--max", "1"], "expected 0 <= min_length <= max_length, got 2 and 1"),
+        (["a ___", "--samples", "0"], "argument --samples: expected a whole number of at least 1, got '0'"),
+        (["a ___", "--decode.top_q", "1"], "--decode.top_q: unknown key; did you mean top_p?"),
+        (
+            ["a\x07 ___"],
+            "the text has the control character U+0007 at character 1; expected none but tabs and line ends",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(command: Callable[..., Any], arguments: list[str], line: str) -> None:
+    assert command(*arguments, code=2) == ("", f"insertlm: {line}\n")
+
+
+def test_the_command_fills_in_a_set(
+    command: Callable[..., Any], few: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = {"pieces": ["a ", " b", "."], "removed": ["cat", " dogs"], "text": "a cat b dogs."}
+    Path("set.jsonl").write_text(f"{json.dumps(example)}\n" * 3, encoding="utf-8")
+    out, _ = command("set", "set.jsonl", "--out", "out.jsonl", "--true-lengths", "--count", "2")
+    assert re.fullmatch(r"wrote 2 texts to out.jsonl, \d of them ended by the model itself\n", out)
+    for line in Path("out.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        assert record["output"] == f"a {record['fills'][0]} b{record['fills'][1]}."
+        assert {**record, **example} == record
+    for argument, bounds in (["--true-lengths"], {"lengths_of": ["cat", " dogs"]}), (["--min", "4"], {"min_length": 4}):
+        command("set", "set.jsonl", "--out", "out.jsonl", "--count", "1", "--max", "4", "--seed", "3", *argument)
+        [alone] = filled(few, Request("a ___ b___.", max_length=4, **cast(Any, bounds)), [3])
+        assert json.loads(Path("out.jsonl").read_text(encoding="utf-8"))["fills"] == alone.fills
+    assert command("set", "none.jsonl", "--out", "x", code=2)[1].startswith("insertlm: none.jsonl: no such file")
+
+
+def test_lengths_can_be_those_of_other_texts(few: Family) -> None:
+    """cat is one token, and the space before it is the model's to write."""
+    request = Request("a ___ b___.", lengths_of=["cat", " dogs"])
+    [result] = filled(few, request, stop_threshold=0.0)
+    order = result.trajectory.order
+    gaps = [order[:k].count(-1) for k, event in enumerate(order) if event >= 0]
+    assert [gaps.count(gap) for gap in result.given.blanks] == [1, 2]
+    with pytest.raises(InsertlmError, match=r"^lengths_of: expected a text for each of 2 blanks, got 1$"):
+        filled(few, Request("___ a ___", lengths_of=["b"]))
+
+
+def test_the_wrong_one_of_many_is_named(few: Family) -> None:
+    with pytest.raises(InsertlmError, match=r"^text 2: the text has no blank"):
+        infill(few, Letters(), [Request("___"), Request("a")], FREE)
+
+
+def test_a_model_of_graphs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infill", "a ___", "--model", "star-hard-mini", "--device", "cpu"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "insertlm: star-hard-mini: this is a model of the task star; expected a model of text\n"
+    )
+
+
+def test_the_method_of_a_model(few: Family) -> None:
+    model = text_model(few)
+    first, second = model.infill("a ___ b", samples=2, seed=3, max_length=3, top_p=0.9)
+    assert first.text == model.infill("a ___ b", seed=3, max_length=3, top_p=0.9)[0].text
+    assert second.text == model.infill("a ___ b", seed=4, max_length=3, top_p=0.9)[0].text
+    for wrong in ({"samples": 0}, {"batch_size": 0}, {"seed": -1}):
+        with pytest.raises(InsertlmError, match=r"^infill: expected samples >= 1, batch_size >= 1 and 0 <= seed"):
+            model.infill("a ___", **cast(Any, wrong))
+    odd: list[Any] = [{"text": ["a ___"]}, {"text": None}, {"banned": "cat"}, {"required": "cat"}]
+    for wrong in odd:
+        with pytest.raises(InsertlmError, match=r"^infill: expected one text, and lists of banned and required words$"):
+            model.infill(**{"text": "a ___", **wrong})

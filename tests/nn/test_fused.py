@@ -1,0 +1,133 @@
+"""Gradients written out are those of the plain formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from insertlm.nn.fused import ROWS, layer_norm, linear, rotate
+
+rows = st.integers(1, 9)
+seeds = st.integers(0, 2**31)
+
+
+def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+    noise = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=noise, dtype=torch.float64) for shape in shapes]
+
+
+def value_and_gradients(function: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out))]
+
+
+def assert_same(
+    found: Callable[..., Tensor], expected: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor
+) -> None:
+    left, right = (value_and_gradients(function, inputs, upstream) for function in (found, expected))
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias).relu()
+
+
+def plain_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.layer_norm(x, x.shape[1:], weight, bias, 1e-5)
+
+
+@given(rows, seeds)
+@settings(max_examples=20)
+def test_layer_norm(count: int, seed: int) -> None:
+    *inputs, upstream = drawn(seed, (count, 6), (6,), (6,), (count, 6))
+    assert_same(layer_norm, plain_norm, inputs, upstream)
+
+
+def test_layer_norm_without_bias() -> None:
+    *inputs, upstream = drawn(0, (4, 6), (6,), (4, 6))
+    plain = partial(plain_norm, bias=None)
+    assert_same(partial(layer_norm, bias=None), plain, inputs, upstream)
+
+
+@given(rows, seeds, st.booleans())
+@settings(max_examples=20)
+def test_linear(count: int, seed: int, relu: bool) -> None:
+    *inputs, upstream = drawn(seed, (count, 3), (5, 3), (5,), (count, 5))
+    expected = relu_linear if relu else F.linear
+    assert_same(lambda *xs: linear(*xs, relu=relu), expected, inputs, upstream)
+
+
+def test_linear_follows_autocast() -> None:
+    x, weight, bias = (part.float() for part in drawn(0, (4, 3), (5, 3), (5,)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+        torch.testing.assert_close(linear(x, weight, bias, relu=True), F.linear(x, weight, bias).relu())
+    assert linear(x, weight, bias).dtype == torch.float32
+
+
+def turned(qkv: Tensor, angle: Tensor) -> Tensor:
+    """Complex numbers say it best."""
+    half = angle.shape[-1]
+    pairs = torch.complex(qkv[:, :2, :, :half], qkv[:, :2, :, half : 2 * half])
+    pairs = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, None]
+    qk = torch.cat([pairs.real, pairs.imag, qkv[:, :2, :, 2 * half :]], -1)
+    return torch.cat([qk, qkv[:, 2:]], 1)
+
+
+def assert_rotates(qkv: Tensor, angle: Tensor, upstream: Tensor) -> None:
+    positions = torch.arange(len(qkv), device=qkv.device) * 7 % len(angle)
+    found = partial(rotate, cos=angle.cos(), sin=angle.sin(), positions=positions)
+    assert_same(lambda x: torch.stack(found(x), 1), lambda x: turned(x, angle[positions]), [qkv], upstream)
+
+
+@given(rows, seeds, st.sampled_from([4, 6]))
+@settings(max_examples=20)
+def test_rotate(count: int, seed: int, width: int) -> None:
+    """Also with dimensions beyond those that turn."""
+    assert_rotates(*drawn(seed, (count, 3, 2, width), (20, 2), (count, 3, 2, width)))
+
+
+# --- On a GPU the kernels say the same
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a CUDA device")
+
+
+@cuda
+@pytest.mark.parametrize("count", [2 * ROWS, ROWS + 1])
+def test_sums_in_blocks_of_rows_are_sums(count: int) -> None:
+    *inputs, upstream = (part.cuda() for part in drawn(0, (count, 6), (6,), (6,), (count, 6)))
+    assert_same(layer_norm, plain_norm, inputs, upstream)
+    *inputs, upstream = (part.cuda() for part in drawn(0, (count, 3), (5, 3), (5,), (count, 5)))
+    assert_same(linear, F.linear, inputs, upstream)
+
+
+@cuda
+@pytest.mark.parametrize("width", [5, 128, 200])
+def test_the_kernel_of_relu(width: int) -> None:
+    """In float32: its sums are."""
+    shapes = (2 * ROWS, 3), (width, 3), (width,), (2 * ROWS, width)
+    *inputs, upstream = (part.float().cuda() for part in drawn(0, *shapes))
+    assert_same(lambda *xs: linear(*xs, relu=True), relu_linear, inputs, upstream)
+
+
+@cuda
+@pytest.mark.parametrize("width", [4, 6])
+def test_the_kernel_of_the_rotation(width: int) -> None:
+    shapes = (9, 3, 2, width), (20, 2), (9, 3, 2, width)
+    assert_rotates(*(part.float().cuda() for part in drawn(0, *shapes)))
+
+
+@cuda
+@torch.no_grad()
+def test_relu_joins_the_product_in_writing_too() -> None:
+    x, weight, bias = (value.cuda().bfloat16() for value in drawn(0, (70, 64), (96, 64), (96,)))
+    torch.testing.assert_close(linear(x, weight, bias, relu=True), relu_linear(x, weight, bias))

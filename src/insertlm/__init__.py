@@ -24,12 +24,9 @@ if not TYPE_CHECKING:  # a type checker that saw it would let any misspelt name 
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
-            from importlib.metadata import PackageNotFoundError, version
+            from insertlm.core.version import VERSION
 
-            try:
-                return version("insertlm")
-            except PackageNotFoundError:  # the sources are on the path, not installed
-                return "0+unknown"
+            return VERSION
         if name in __all__:
             from insertlm import model as api
 

@@ -161,7 +161,8 @@ class Model:
         stream: bool = False,
         **settings: Any,
     ) -> list[Infilling] | Stream[Infilling]:
-        """Fill in the blanks of a text, `"The conference, ___ was postponed."`; see infill/filling.py for what is promised.
+        """Fill in the blanks of a text, `"The conference, ___ was postponed."`; see infill/filling.py for what
+        is promised.
 
         Of `samples` texts, the i-th depends on what is asked, the model and `seed + i` alone. `settings` override the
         recipe's `decode` section (all but its `max_length`, which here is a blank's). The other arguments: see Request.

@@ -1,7 +1,7 @@
 """`insertlm train | evaluate | generate | infill | data | export | solve | serve | plot`.
 
-arguments.py knows what each command takes, this file finds out which is meant, and the modules beside it carry it out. Whatever a
-user can get wrong ends as one line on standard error and exit code 2.
+arguments.py knows what each command takes, this file finds out which is meant, and the modules beside it carry it out.
+Whatever a user can get wrong ends as one line on standard error and exit code 2.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import insertlm
 from insertlm.cli.arguments import OVERRIDES, parser
 from insertlm.core.errors import OUT_OF_MEMORY, InsertlmError, is_out_of_memory
 from insertlm.core.files import place_and_reason
+from insertlm.core.version import VERSION
 
 __all__ = ["main"]
 
@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> None:
     plain, overrides = _split_off_overrides(arguments)
     parsed, rest = _parse(plain)
     if parsed.version:
-        print(f"insertlm {insertlm.__version__}")
+        print(f"insertlm {VERSION}")
         return
     if parsed.command is None:
         raise InsertlmError(f"expected a command, one of {', '.join(_commands())}; see insertlm --help")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-import insertlm
 from insertlm.core.processes import Processes
+from insertlm.core.version import VERSION
 from insertlm.evaluation.accuracy import accuracy
 from insertlm.families.base import Family
 from insertlm.inference.batches import generate
@@ -75,7 +75,7 @@ def provenance(device: torch.device) -> dict[str, str | None]:
     return {
         "device": _hardware(device),
         "torch": torch.__version__,
-        "insertlm": insertlm.__version__,
+        "insertlm": VERSION,
         "commit": _commit(),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import insertlm
+from insertlm.core.version import VERSION
 from insertlm.families.ilm import ILM
 from insertlm.recipe import Recipe
 from insertlm.tasks.text import Text
@@ -87,7 +87,7 @@ def model_card(model: Model, recipe: Recipe, name: str) -> str:
         block=f"{task.block:,}",
         seed=train.seed,
         data=", ".join(f"`{source}`" for source in sources),
-        version=insertlm.__version__,
+        version=VERSION,
         cut=cut,
     )
     return f"{card.rstrip()}\n"

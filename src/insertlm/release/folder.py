@@ -19,9 +19,9 @@ import msgspec
 import safetensors.torch
 import tokenizers
 
-import insertlm
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import sync, write_durably, writing
+from insertlm.core.version import VERSION
 from insertlm.families.ilm import ILM
 from insertlm.recipe import Recipe, portable, to_yaml
 from insertlm.release.card import model_card
@@ -130,7 +130,7 @@ def _config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, Any]:
         "pad_token_id": specials.pad,
         "reserved": sorted(set(range(tokenizer.size)) - set(tokenizer.writable)),
         "decode": decode,
-        "insertlm_version": insertlm.__version__,
+        "insertlm_version": VERSION,
     }
 
 

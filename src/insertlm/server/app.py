@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
-import insertlm
+from insertlm.core.version import VERSION
 from insertlm.model import Model
 from insertlm.server.compatible import other_routes
 from insertlm.server.errors import RefusedError, add_handlers
@@ -56,7 +56,7 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
 
     app = FastAPI(
         title="insertlm",
-        version=insertlm.__version__,
+        version=VERSION,
         description="Insertion language models: blanks of unknown length, filled in any order.",
         lifespan=lifespan,
         docs_url=None,

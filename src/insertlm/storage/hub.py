@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import insertlm
 from insertlm.core.errors import InsertlmError
+from insertlm.core.version import VERSION
 
 __all__ = ["FILES", "fetch", "is_hub_id", "name_of", "push"]
 
@@ -62,7 +62,7 @@ def push(folder: Path, name: str, private: bool) -> str:
         # Told to be public or private only when it is made; an old one stays as it is.
         address = api.create_repo(name, private=private or None, exist_ok=True)
         files = [CommitOperationAdd(path_in_repo=file, path_or_fileobj=folder / file) for file in FILES]
-        api.create_commit(name, files, commit_message=f"Export of insertlm {insertlm.__version__}")
+        api.create_commit(name, files, commit_message=f"Export of insertlm {VERSION}")
         return str(address)
 
 

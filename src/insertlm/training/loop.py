@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-import insertlm
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import write_atomically
 from insertlm.core.processes import Processes
+from insertlm.core.version import VERSION
 from insertlm.data.order import Order
 from insertlm.data.store import Store
 from insertlm.evaluation.accuracy import accuracy
@@ -58,7 +58,7 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
         family = build_family(recipe)
     if recipe.train.validate_every and _has_answers(recipe):
         family.check(_prompts(recipe.task.examples("validation")), recipe.decode)
-    processes.agree("recipe", f"insertlm {insertlm.__version__}\n{to_yaml(recipe)}")
+    processes.agree("recipe", f"insertlm {VERSION}\n{to_yaml(recipe)}")
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # the heads' float32 products may use TF32
     with _claimed(run, recipe) if processes.first else nullcontext():

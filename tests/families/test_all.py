@@ -67,7 +67,7 @@ def test_a_model_learns_writes_with_its_average_and_learns_on(
 def test_seeds_of_more_than_32_bits_are_seeds_of_their_own(config: FamilyConfig, decode: DecodeConfig) -> None:
     torch.manual_seed(0)
     family = config.build(MODEL, TASK.tokenizer).eval()
-    threshold = 1.0 if family.thresholds else decode.stop_threshold
+    threshold = 1.0 if family.abilities.stop_threshold else decode.stop_threshold
     sampling = msgspec.structs.replace(decode, temperature=3.0, max_steps=4, stop_threshold=threshold)
     seeds = [seed + (high << 32) for seed in range(4) for high in (0, 1, 1 << 29)]
     written = family.decode([Prompt([1, 2], seed) for seed in seeds], sampling)

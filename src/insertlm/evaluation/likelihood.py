@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import singledispatch
 from typing import NamedTuple
 
 import torch
@@ -82,15 +83,19 @@ class Effort(NamedTuple):
 @torch.inference_mode()
 def log_likelihood(family: Family, given: Sequence[int], target: Sequence[int], effort: Effort) -> Estimate:
     """log P(target | given), see above. Depends on its arguments and the model alone."""
-    for kind, estimate in _ESTIMATES.items():
-        if isinstance(family, kind):
-            return estimate(family, list(given), list(target), effort)
+    return _estimate(family, list(given), list(target), effort)
+
+
+@singledispatch
+def _estimate(family: Family, given: list[int], target: list[int], effort: Effort) -> Estimate:
+    """By the type of the family: a new one registers what follows from its own way of writing."""
     raise InsertlmError("likelihoods: expected a model of the family ilm, arm or mdm; of others none is known")
 
 
 # --- Exact
 
 
+@_estimate.register
 def _of_arm(family: ARM, given: list[int], target: list[int], effort: Effort) -> Estimate:
     words = torch.cat([family.writable, torch.tensor([family.specials.eos], device=family.device)])
     row = torch.tensor([family.specials.bos, *given, *target], device=family.device)
@@ -109,6 +114,7 @@ def _of_arm(family: ARM, given: list[int], target: list[int], effort: Effort) ->
 # --- Bounds
 
 
+@_estimate.register
 def _of_ilm(family: ILM, given: list[int], target: list[int], effort: Effort) -> Estimate:
     look = _Insertions(family, given, target)
     if not look.writable:
@@ -120,6 +126,7 @@ def _of_ilm(family: ILM, given: list[int], target: list[int], effort: Effort) ->
     return Estimate(end + math.lgamma(len(target) + 1) + value, error, False)
 
 
+@_estimate.register
 def _of_mdm(family: MDM, given: list[int], target: list[int], effort: Effort) -> Estimate:
     cells = family.config.block - len(given)
     if len(target) > cells:
@@ -131,9 +138,6 @@ def _of_mdm(family: MDM, given: list[int], target: list[int], effort: Effort) ->
         return _NEVER
     value, error = _sum_over_states(look, cells, family.device, effort)
     return Estimate(value, error, False)
-
-
-_ESTIMATES: dict[type[Family], Callable[..., Estimate]] = {ARM: _of_arm, ILM: _of_ilm, MDM: _of_mdm}
 
 
 def _sum_over_states(

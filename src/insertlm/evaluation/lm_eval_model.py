@@ -23,7 +23,6 @@ from lm_eval.api.registry import register_model
 from insertlm.core.errors import InsertlmError
 from insertlm.core.progress import progress_bar
 from insertlm.evaluation.likelihood import Effort, Estimate, log_likelihood
-from insertlm.families.mdm import MDM
 from insertlm.inference.batches import generate
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.infill.filling import Request, infill
@@ -71,8 +70,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
     @property
     def max_length(self) -> int:
         """Most tokens of a text."""
-        family = self.model.family
-        return family.config.block if isinstance(family, MDM) else family.model.max_length - family.framing
+        return self.model.family.longest_text
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness writes into `config` of its results."""
@@ -122,8 +120,8 @@ class InsertlmLM(LM):  # type: ignore[misc]
         return self.estimates[-1]
 
     def _greedy(self, contexts: Sequence[list[int]], most: int) -> list[list[int] | None]:
-        """What the model itself would write behind each, None if it would not end; an MDM cannot go on from a text."""
-        if isinstance(self.model.family, MDM):
+        """What the model itself would write behind each, None if it would not end; an MDM cannot continue a text."""
+        if not self.model.family.abilities.decides_length:
             return [None] * len(contexts)
         prompts = {tuple(given): Prompt([], 0, given, frozenset({len(given)})) for given in contexts}
         settings = DecodeConfig(stop_threshold=self.settings.stop_threshold, max_steps=most + 1)

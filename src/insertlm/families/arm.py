@@ -29,6 +29,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing, Segments
 from insertlm.core.section import Section
+from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.inference.engine import Step, Writer
 from insertlm.inference.sampling import choose, draws
@@ -111,8 +112,7 @@ def _cells(matrix: Tensor, length: Tensor) -> Tensor:
 
 class ARM(Family):
     framing = 1  # <bos>
-    orders = ()
-    appends = True
+    abilities = Abilities(appends=True)
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)

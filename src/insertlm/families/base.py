@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.core.errors import InsertlmError
+from insertlm.families.abilities import Abilities
 from insertlm.inference.constraints import check_rules
 from insertlm.inference.engine import Writer, check, decode, turn
 from insertlm.inference.score import Score
@@ -90,21 +91,13 @@ class Losses(NamedTuple):
 class Family(nn.Module, ABC):
     """A model with its way of corrupting, learning and writing.
 
-    layer: what the backbone is made of   framing: special tokens of a row
-    orders: the values of `decode.order` it knows, beside auto   several: whether a step may write several tokens
-    draws_places: whether `decode.joint` and `decode.position_top_k` mean anything to it
-    thresholds: whether `decode.stop_threshold` means anything to it
-    obedient: whether it keeps to what a prompt demands   appends: whether it writes from left to right
+    layer: what the backbone is made of   framing: special tokens of a row   abilities: what it can do when it writes
+    writable: [W] the ids it may write
     """
 
     layer: ClassVar[type[Block]] = Block
     framing: ClassVar[int] = 2
-    orders: ClassVar[tuple[str, ...]]
-    several: ClassVar[bool] = False
-    draws_places: ClassVar[bool] = False
-    thresholds: ClassVar[bool] = False
-    obedient: ClassVar[bool] = False
-    appends: ClassVar[bool] = False
+    abilities: ClassVar[Abilities]
     writable: Tensor
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -141,25 +134,12 @@ class Family(nn.Module, ABC):
         """Refuse what cannot be decoded; a family may refuse more. Returns the most tokens of a row, for `writer`."""
         longest = min(settings.max_length or self.model.max_length, self.model.max_length)
         check(prompts, longest, self.vocabulary, self.framing)
-        if settings.order not in (known := ("auto", *self.orders)):
-            raise InsertlmError(f"decode.order: expected {' or '.join(known)}, got {settings.order}")
-        if settings.parallel != 1 and not self.several:
-            raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
-        if settings.joint and not self.draws_places:
-            raise InsertlmError("decode.joint: this family has no distribution over pairs; expected false, got true")
-        if settings.position_top_k != 1 and not self.draws_places:
-            raise InsertlmError(
-                f"decode.position_top_k: this family draws no places; expected 1, got {settings.position_top_k}"
-            )
-        if settings.stop_threshold != (usual := DecodeConfig().stop_threshold) and not self.thresholds:
-            raise InsertlmError(
-                f"decode.stop_threshold: this family ends without one; expected {usual}, got {settings.stop_threshold}"
-            )
+        self.abilities.check(settings)
         self._check_rules([prompt for prompt in prompts if prompt.constrained], longest)
         return longest
 
     def _check_rules(self, prompts: Sequence[Prompt], longest: int) -> None:
-        if prompts and not self.obedient:
+        if prompts and not self.abilities.supports_constraints:
             raise InsertlmError("this family cannot keep to bounds of gaps, banned or required ids; expected none")
         writable = frozenset(self.writable.tolist()) if prompts else frozenset()
         for prompt in prompts:
@@ -179,6 +159,11 @@ class Family(nn.Module, ABC):
     def forget_graphs(self) -> None:
         """Before the weights go to another place in memory, which captured graphs would not know."""
         self._cached = None
+
+    @property
+    def longest_text(self) -> int:
+        """The most tokens of a text that is written without a prefix."""
+        return self.model.max_length - self.framing
 
     @property
     def device(self) -> torch.device:

@@ -38,6 +38,7 @@ from insertlm.core.noise import chance, hash32, randint, stretch
 from insertlm.core.packing import Packing
 from insertlm.core.section import Count, Fraction, NonNegative, Section
 from insertlm.families import groups
+from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.families.insertion import InsertionWriter, spread
 from insertlm.inference import policies
@@ -237,10 +238,7 @@ class StopHead(nn.Module):
 
 
 class ILM(Family):
-    orders = tuple(_POLICIES)
-    thresholds = True
-    draws_places = True
-    obedient = True
+    abilities = Abilities(orders=tuple(_POLICIES), draws_places=True, stop_threshold=True, supports_constraints=True)
 
     def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)

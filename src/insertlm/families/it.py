@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing
 from insertlm.core.section import Section
+from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.families.ilm import Corrupted, corrupt, deletion_count
 from insertlm.families.insertion import InsertionWriter, spread
@@ -101,9 +102,7 @@ def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
 
 
 class IT(Family):
-    orders = ("certainty", "margin", "mass")
-    thresholds = True
-    several = True
+    abilities = Abilities(orders=("certainty", "margin", "mass"), parallel=True, stop_threshold=True)
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)

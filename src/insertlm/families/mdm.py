@@ -51,6 +51,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import chance, hash32, randint, stretch, uniform
 from insertlm.core.packing import Packing
 from insertlm.core.section import Count, Fraction, Section
+from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, Losses, Noise, Rows
 from insertlm.inference.engine import Step, Writer
 from insertlm.inference.sampling import choose
@@ -154,9 +155,9 @@ def lay_out(
 class MDM(Family):
     layer = AdaptiveBlock
     framing = 1
-    orders = ("random", "certainty", "margin")
-    several = True
-    obedient = True
+    abilities = Abilities(
+        orders=("random", "certainty", "margin"), parallel=True, supports_constraints=True, decides_length=False
+    )
     words: Tensor
     place_of: Tensor
 
@@ -262,6 +263,10 @@ class MDM(Family):
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
         return _Writing(self, prompts, settings)
+
+    @property
+    def longest_text(self) -> int:
+        return self.config.block
 
 
 def _infills(prompt: Prompt) -> bool:

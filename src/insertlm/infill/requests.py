@@ -112,7 +112,7 @@ class Task:
             raise InsertlmError("the text has no blank; expected ___ where something is missing (or anywhere)")
         given = Given.of(pieces, tokenizer, anywhere=False)
         if request.lengths_of is None:
-            bounds = _bounds(request, given.blanks, 1 if family.obedient else 0)
+            bounds = _bounds(request, given.blanks, 1 if family.abilities.supports_constraints else 0)
         else:
             bounds = given.bounds_for(request.lengths_of, tokenizer)
         _check_room(family, settings, given, bounds)
@@ -121,7 +121,7 @@ class Task:
         mosts = [bounds.get(gap, Bounds()).most for gap in given.places]
         required = _required(family, tokenizer, request, mosts)
         banned = _banned(family, tokenizer, request, required)
-        heads = _heads(tokenizer) if family.obedient and given.spaces else frozenset()
+        heads = _heads(tokenizer) if family.abilities.supports_constraints and given.spaces else frozenset()
         task = cls(given, bounds, banned, required, heads)
         if contradicts(task.prompt(0)):
             raise InsertlmError("banned: nothing is left to begin a blank behind a space; expected fewer words")

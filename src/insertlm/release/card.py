@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from insertlm.core.version import VERSION
-from insertlm.families.ilm import ILM
 from insertlm.recipe import Recipe
 from insertlm.tasks.text import Text
 
@@ -81,7 +80,7 @@ def model_card(model: Model, recipe: Recipe, name: str) -> str:
         heads=shape.heads,
         hidden=shape.hidden,
         vocabulary=model.text_tokenizer.size,
-        longest=shape.max_length - ILM.framing,
+        longest=model.family.longest_text,
         steps=f"{step:,}",
         batch=f"{train.batch_size:,}",
         block=f"{task.block:,}",

@@ -141,7 +141,7 @@ def _tokenizer_config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, An
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": model.recipe.model.max_length - ILM.framing,
+        "model_max_length": model.family.longest_text,
         **{role: name for role, name in names.items() if name is not None},
     }
 

@@ -85,7 +85,7 @@ def _check(body: CompletionBody, prompts: Sequence[str], most: int) -> None:
 
 def _streams(one: Served) -> bool:
     """Whether what is written is final at once."""
-    return one.model.family.appends
+    return one.model.family.abilities.appends
 
 
 async def _results(ticket: Ticket, request: Request) -> list[Infilling]:

@@ -1,0 +1,40 @@
+"""What a family can do when it writes, in one record that the rest of the library reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from insertlm.core.errors import InsertlmError
+from insertlm.inference.settings import DecodeConfig
+
+__all__ = ["Abilities"]
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Which decode settings and prompts a family supports."""
+
+    orders: tuple[str, ...] = ()  # values of decode.order that it knows beside auto
+    parallel: bool = False  # decode.parallel: it can write several tokens in one step
+    draws_places: bool = False  # decode.joint and decode.position_top_k: it can sample where to write
+    stop_threshold: bool = False  # decode.stop_threshold
+    supports_constraints: bool = False  # bounds on the length of gaps, banned and required tokens
+    decides_length: bool = True  # it finds out how many tokens a gap needs, and so can continue a text
+    appends: bool = False  # it writes at the end of the text only
+
+    def check(self, settings: DecodeConfig) -> None:
+        """Refuse settings that would have no effect, because a user who gives one expects that it has."""
+        if settings.order not in (known := ("auto", *self.orders)):
+            raise InsertlmError(f"decode.order: expected {' or '.join(known)}, got {settings.order}")
+        if settings.parallel != 1 and not self.parallel:
+            raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
+        if settings.joint and not self.draws_places:
+            raise InsertlmError("decode.joint: this family has no distribution over pairs; expected false, got true")
+        if settings.position_top_k != 1 and not self.draws_places:
+            raise InsertlmError(
+                f"decode.position_top_k: this family draws no places; expected 1, got {settings.position_top_k}"
+            )
+        if settings.stop_threshold != (usual := DecodeConfig().stop_threshold) and not self.stop_threshold:
+            raise InsertlmError(
+                f"decode.stop_threshold: this family ends without one; expected {usual}, got {settings.stop_threshold}"
+            )

@@ -53,7 +53,7 @@ class Running:
         return httpx.Client(base_url=self.url, timeout=30, **more)
 
     def workers(self) -> list[Any]:
-        return [one.worker for one in self.app.state.shelf.served.values()]
+        return [one.worker for one in self.app.state.registry.served.values()]
 
     def idle(self, seconds: float = 10) -> bool:
         """Whether nothing is under way, soon."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +11,6 @@ import httpx
 import pytest
 
 from insertlm.model import Model
-from insertlm.server.metrics import sample
 
 TEXT = "the ___ was ___."
 
@@ -144,14 +144,16 @@ def test_numbers_for_prometheus(client: httpx.Client) -> None:
     assert values['insertlm_requests_total{path="/v1/infill",status="200"}'] >= 1
     assert values['insertlm_tokens_total{model="letters"}'] >= 1
     assert values['insertlm_texts_running{model="letters"}'] == 0
-    assert values['insertlm_request_seconds_bucket{path="/v1/infill",le="+Inf"}'] >= 1
+    assert values['insertlm_request_seconds_bucket{le="+Inf",path="/v1/infill"}'] >= 1
     for kind in ("counter", "gauge", "histogram"):
         assert f" {kind}\n" in text
 
 
-def test_large_numbers_are_whole() -> None:
-    assert sample("tokens", 1234568) == "tokens 1234568"
-    assert sample("seconds", 0.1, {"path": "/"}) == 'seconds{path="/"} 0.1'
+def test_two_servers_in_one_process_count_for_themselves(client: httpx.Client, serve: Callable[..., Any]) -> None:
+    client.get("/health")
+    with serve() as other, other.client() as lone:
+        assert '{path="/health"' not in lone.get("/metrics").text
+    assert 'insertlm_requests_total{path="/health",status="200"}' in client.get("/metrics").text
 
 
 # --- Mistakes

@@ -122,7 +122,7 @@ def test_more_wait_and_still_more_are_sent_away(serve: Serve, slow: Callable[[fl
             answer: httpx.Response = client.post("/v1/infill", json={**ENDLESS, "seed": seed})
             return answer
 
-        [worker] = [one.worker for name, one in running.app.state.shelf.served.items() if name == "letters"]
+        [worker] = [one.worker for name, one in running.app.state.registry.served.items() if name == "letters"]
         most = 0
         with ThreadPoolExecutor(12) as pool:
             answers = [pool.submit(ask, seed) for seed in range(12)]
@@ -203,7 +203,7 @@ def test_one_that_waits_and_goes_away_never_begins(serve: Serve, slow: Callable[
         time.sleep(0.1)
         kill(send(running.port, "/v1/infill", ENDLESS), False)
         time.sleep(0.2)
-        [worker] = [one.worker for name, one in running.app.state.shelf.served.items() if name == "letters"]
+        [worker] = [one.worker for name, one in running.app.state.registry.served.items() if name == "letters"]
         assert (worker.running, worker.waiting, worker.cancelled) == (1, 0, 1)
         kill(first, True)
         assert running.idle()
@@ -275,8 +275,8 @@ def test_what_runs_is_finished_and_nothing_new_is_taken(serve: Serve, slow: Call
 
 def test_a_closed_worker_takes_nothing(models: list[Model]) -> None:
     app = create_app(models)
-    app.state.shelf.close()
-    [worker, *_] = [one.worker for one in app.state.shelf.served.values()]
+    app.state.registry.close()
+    [worker, *_] = [one.worker for one in app.state.registry.served.values()]
     assert not worker.alive
     with pytest.raises(Exception, match="the server is shutting down"):
         worker.submit(None)
@@ -352,13 +352,13 @@ def test_a_second_interrupt_leaves_what_runs(tmp_path: Path) -> None:
         assert asked.exception() is not None or asked.result().status_code >= 500
 
 
-@pytest.mark.parametrize("package", ["fastapi_swagger", "uvicorn"])
+@pytest.mark.parametrize("package", ["fastapi_swagger", "prometheus_client", "uvicorn"])
 def test_without_the_extra_the_command_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["serve"]) == 2
-    line = "insertlm: serve needs FastAPI and uvicorn; install them: pip install 'insertlm[serve]'\n"
+    line = f"insertlm: serve needs the package {package}: pip install 'insertlm[serve]'\n"
     assert capsys.readouterr().err == line
 
 

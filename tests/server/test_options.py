@@ -73,7 +73,7 @@ def test_the_command_passes_on_its_limits_and_its_key(
     limits = ["--max-tokens", "7", "--max-queue", "3"]
     assert main(["serve", "star-hard-mini", "--device", "cpu", "--port", "0", *limits, *arguments]) == 0
     [app] = apps
-    assert app.state.shelf.limits == Limits(tokens=7, queue=3)
+    assert app.state.registry.limits == Limits(tokens=7, queue=3)
     client = TestClient(app)
     codes = [
         client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code for key in ("no", "sesame")
@@ -93,7 +93,7 @@ def test_a_key_is_a_bearer(serve: Serve) -> None:
 
 def test_a_server_that_takes_nothing_says_so(serve: Serve) -> None:
     with serve() as running, running.client() as client:
-        running.app.state.shelf.close()
+        running.app.state.registry.close()
         answer = client.get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": "unavailable"})
 

@@ -77,17 +77,17 @@ def test_json_has_several_names(client: httpx.Client, kind: str) -> None:
 
 
 TEXT = b'{"text": "a ___", "seed": '
-UNREAD = "the body is no JSON that can be read"
+UNREAD = "the body cannot be read as JSON"
 OBJECT = "expected a JSON object as the body; see /docs"
 
 
 @pytest.mark.parametrize(
     ("body", "status", "told"),
     [
-        (b"{", 400, "the body is no JSON, character 1: Expecting property name enclosed in double"),
-        (b"{'text': 1}", 400, "the body is no JSON, character 1: Expecting property name enclosed in double"),
-        (b'{"text": "a\x00 ___"}', 400, "the body is no JSON, character 11: Invalid control character"),
-        (b'{"text": "a ___"} x', 400, "the body is no JSON, character 18: Extra data"),
+        (b"{", 400, "the body is not JSON, character 1: Expecting property name enclosed in double"),
+        (b"{'text': 1}", 400, "the body is not JSON, character 1: Expecting property name enclosed in double"),
+        (b'{"text": "a\x00 ___"}', 400, "the body is not JSON, character 11: Invalid control character"),
+        (b'{"text": "a ___"} x', 400, "the body is not JSON, character 18: Extra data"),
         (b'{"text": "\xff ___"}', 400, UNREAD),
         (b"[" * 100_000, 400, UNREAD),
         (b'{"text": "a ___", "blanks": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, UNREAD),

@@ -19,10 +19,11 @@ _GRACE = 5  # seconds more than a request may take, before a shutdown no longer 
 
 def serve(args: Namespace) -> None:
     try:
-        import fastapi_swagger  # type: ignore[import-untyped]  # noqa: F401  # it imports FastAPI
+        import fastapi_swagger  # type: ignore[import-untyped]  # noqa: F401  # which imports FastAPI
+        import prometheus_client  # noqa: F401
         import uvicorn
     except ImportError as error:
-        raise InsertlmError("serve needs FastAPI and uvicorn; install them: pip install 'insertlm[serve]'") from error
+        raise InsertlmError(f"serve needs the package {error.name}: pip install 'insertlm[serve]'") from error
     from insertlm.model import bundled, load
     from insertlm.server.app import create_app
 
@@ -46,7 +47,7 @@ def serve(args: Namespace) -> None:
             log_level="info",
         )
     finally:
-        app.state.shelf.close(finish=False)  # a second Ctrl-C leaves without the app's own farewell
+        app.state.registry.close(finish=False)  # a second Ctrl-C leaves without the app's own farewell
 
 
 def _check_free(host: str, port: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -17,9 +17,9 @@ from insertlm.model import Model
 from insertlm.server.compatible import other_routes
 from insertlm.server.errors import RefusedError, add_handlers
 from insertlm.server.limits import Limits
-from insertlm.server.metrics import Metric, Traffic, sample
-from insertlm.server.middleware import Gate
-from insertlm.server.registry import Shelf
+from insertlm.server.metrics import Metrics
+from insertlm.server.middleware import RequestMiddleware
+from insertlm.server.registry import Registry
 from insertlm.server.routes import ERRORS, native_routes
 from insertlm.server.schemas import ModelList, ModelShape
 
@@ -27,32 +27,25 @@ __all__ = ["create_app"]
 
 _PAGE = Path(__file__).parent / "page"
 _SWAGGER = Path(str(files("fastapi_swagger"))) / "resources"
-# All files that are given away. (/docs: FastAPI has such a page, which loads its scripts from the internet.)
+# All static files by path. /docs is our own page because FastAPI's loads its scripts from the internet.
 _FILES = {
     "/": _PAGE / "index.html",
     "/docs": _PAGE / "docs.html",
     **{f"/{file.name}": file for file in _PAGE.iterdir() if file.suffix != ".html"},
     **{f"/swagger/{name}": _SWAGGER / name for name in ("swagger-ui.css", "swagger-ui-bundle.js")},
 }
-_OPEN = {"/health", "/openapi.json", *_FILES}  # what needs no key
-_NUMBERS: dict[str, tuple[str, str, Literal["gauge", "counter"]]] = {
-    "running": ("insertlm_texts_running", "Texts under way.", "gauge"),
-    "waiting": ("insertlm_texts_waiting", "Texts that wait for their turn.", "gauge"),
-    "tokens": ("insertlm_tokens_total", "Tokens written.", "counter"),
-    "steps": ("insertlm_steps_total", "Steps, each one of all texts under way.", "counter"),
-    "cancelled": ("insertlm_cancelled_total", "Requests whose client went away or whose time was over.", "counter"),
-}
+_OPEN = {"/health", "/openapi.json", *_FILES}  # paths that need no key
 
 
 def create_app(models: Sequence[Model], limits: Limits | None = None, key: str | None = None) -> FastAPI:
-    """An ASGI app that serves these models. key: what clients must send; None: nothing"""
+    """An ASGI app that serves these models. key: the API key that clients must send; None: no key is needed"""
     limits = limits or Limits()
-    shelf = Shelf(models, limits)
+    registry = Registry(models, limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        shelf.close()
+        registry.close()
 
     app = FastAPI(
         title="insertlm",
@@ -61,26 +54,27 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # it would lead to any host that a client names
+        redirect_slashes=False,  # a redirect would lead to any host that the client names in its request
     )
-    app.state.shelf = shelf
+    app.state.registry = registry
     add_handlers(app)
-    app.include_router(native_routes(shelf))
-    app.include_router(other_routes(shelf))
-    traffic = Traffic()
-    _add_models(app, shelf)
-    _add_watching(app, shelf, traffic)
+    app.include_router(native_routes(registry))
+    app.include_router(other_routes(registry))
+    metrics = Metrics(registry.served.values())
+    _add_models(app, registry)
+    _add_monitoring(app, registry, metrics)
     for path, file in _FILES.items():
-        app.add_route(path, _giving(file))
-    schema = app.openapi()  # it is kept, for routes no longer change
+        app.add_route(path, _file_route(file))
+    schema = app.openapi()  # FastAPI keeps it, so no route may be added from here on
     if key is not None:
-        _show_key(schema)
-    app.add_middleware(Gate, limits=limits, key=key, traffic=traffic, known={"/", *schema["paths"]}, open=_OPEN)
+        _add_key_to(schema)
+    known = {"/", *schema["paths"]}
+    app.add_middleware(RequestMiddleware, limits=limits, key=key, metrics=metrics, known=known, open=_OPEN)
     return app
 
 
-def _add_models(app: FastAPI, shelf: Shelf) -> None:
-    shapes = {name: ModelShape(id=name, task=one.kind) for name, one in shelf.served.items()}
+def _add_models(app: FastAPI, registry: Registry) -> None:
+    shapes = {name: ModelShape(id=name, task=one.kind) for name, one in registry.served.items()}
 
     @app.get("/v1/models", tags=["as OpenAI"], responses={401: ERRORS[401]})
     async def models() -> ModelList:
@@ -95,34 +89,35 @@ def _add_models(app: FastAPI, shelf: Shelf) -> None:
         return shapes[name]
 
 
-def _add_watching(app: FastAPI, shelf: Shelf, traffic: Traffic) -> None:
-    @app.get("/health", tags=["watching"], responses={503: {"description": "It cannot answer requests."}})
+def _add_monitoring(app: FastAPI, registry: Registry, metrics: Metrics) -> None:
+    @app.get("/health", tags=["monitoring"], responses={503: {"description": "It cannot answer requests."}})
     async def health() -> JSONResponse:
         """Whether it can answer requests."""
-        well = all(one.worker.alive for one in shelf.served.values())
+        well = all(one.worker.alive for one in registry.served.values())
         return JSONResponse({"status": "ok" if well else "unavailable"}, 200 if well else 503)
 
-    @app.get("/metrics", tags=["watching"], response_class=PlainTextResponse, responses={401: ERRORS[401]})
-    async def metrics() -> PlainTextResponse:
-        """Numbers for Prometheus."""
-        lines = [*traffic.requests.lines(), *traffic.seconds.lines()]
-        for name, (metric, about, kind) in _NUMBERS.items():
-            lines += Metric(metric, about, kind).head()
-            for one in shelf.served.values():
-                lines.append(sample(metric, getattr(one.worker, name), {"model": one.name}))
-        return PlainTextResponse("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4; charset=utf-8")
+    @app.get(
+        "/metrics",
+        name="metrics",
+        tags=["monitoring"],
+        response_class=PlainTextResponse,
+        responses={401: ERRORS[401]},
+    )
+    async def show_metrics() -> PlainTextResponse:
+        """Metrics for Prometheus."""
+        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _show_key(schema: dict[str, Any]) -> None:
-    """In the schema, so that /docs asks for it and clients made from the schema send it."""
+def _add_key_to(schema: dict[str, Any]) -> None:
+    """With the key in the schema, /docs asks for it and clients generated from the schema send it."""
     schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path in schema["paths"].keys() - _OPEN:
         for operation in schema["paths"][path].values():
             operation["security"] = [{"key": []}]
 
 
-def _giving(file: Path) -> Callable[[Request], Awaitable[Response]]:
-    folder = StaticFiles(directory=file.parent)  # it knows what a browser has already
+def _file_route(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    folder = StaticFiles(directory=file.parent)  # answers 304 for a file that the browser has already
 
     async def give(request: Request) -> Response:
         return await folder.get_response(file.name, request.scope)

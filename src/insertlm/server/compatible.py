@@ -1,7 +1,7 @@
-"""The shapes other servers have: OpenAI's /v1/completions and llama.cpp's /infill, each with one blank.
+"""Routes that clients of other servers use: OpenAI's /v1/completions and llama.cpp's /infill, each with one blank.
 
-An insertion model may insert into any place of a blank until it is done, so no part of a fill is final before that:
-streamed, a fill comes as one piece at its end. A family that writes from left to right sends every token.
+An insertion model may insert anywhere in a blank until it stops, so no part of a fill is final before the end. A
+streamed fill therefore comes as one piece. A family that writes from left to right sends every token.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from insertlm.infill.drafts import Event
 from insertlm.infill.filling import Filling, Infilling
 from insertlm.infill.filling import Request as Blanks
 from insertlm.server.errors import invalid
-from insertlm.server.registry import Served, Shelf, stamp
-from insertlm.server.requests import EventStream, Ticket, server_sent, unless_gone
+from insertlm.server.registry import Registry, Served, answer_head
+from insertlm.server.requests import EventStream, RunningRequest, encode_event, while_connected
 from insertlm.server.routes import ERRORS, STREAM, expect_json, usage_of
 from insertlm.server.schemas import Choice, Completion, CompletionBody, LlamaAnswer, LlamaBody
 
 __all__ = ["other_routes"]
 
 
-def other_routes(shelf: Shelf) -> APIRouter:
+def other_routes(registry: Registry) -> APIRouter:
     router = APIRouter(responses={**ERRORS, **STREAM}, dependencies=[Depends(expect_json)])
 
     @router.post("/v1/completions", response_model=Completion, tags=["as OpenAI"])
     async def completions(body: CompletionBody, request: Request) -> Completion | Response:
-        """Write what comes between `prompt` and `suffix`, or behind `prompt`. Streamed, the text comes at its end, or
-        token by token from a family that writes from left to right."""
-        one, prompts = shelf.find(body.model, "text"), [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        _check(body, prompts, shelf.limits.samples)
+        """Write what comes between `prompt` and `suffix`, or after `prompt`. With `stream` the text comes in one
+        piece when it is done, or token by token from a family that writes from left to right."""
+        one, prompts = registry.find(body.model, "text"), [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        _check(body, prompts, registry.limits.samples)
         asked = [_between(prompt, body.suffix or "") for prompt in prompts for _ in range(body.n or 1)]
         changes = {"temperature": body.temperature, "top_p": body.top_p, "max_steps": body.max_tokens}
-        ticket, drafts = await shelf.infill(one, asked, body.seed or 0, changes, request.receive, _streams(one))
+        running, drafts = await registry.infill(one, asked, body.seed or 0, changes, request.receive, _streams(one))
         echoed = [prompt if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        reply = _Reply(stamp("cmpl", one), [_Growing(draft, stops) for draft in drafts], echoed)
+        reply = _CompletionAnswer(answer_head("cmpl", one), [_GrowingFill(draft, stops) for draft in drafts], echoed)
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
-            return EventStream(ticket, lambda: reply.chunks(ticket, usage), named=False)
-        return reply.whole(await _results(ticket, request))
+            return EventStream(running, lambda: reply.chunks(running, usage), named=False)
+        return reply.whole(await _results(running, request))
 
     @router.post("/infill", response_model=LlamaAnswer, tags=["as llama.cpp"])
     async def infill(body: LlamaBody, request: Request) -> LlamaAnswer | Response:
         """Write what comes between `input_prefix` and `input_suffix`."""
-        one = shelf.find(body.model, "text")
-        if body.n_predict == 0:  # so editors ask llama.cpp to read the text ahead of time; here is nothing to keep
+        one = registry.find(body.model, "text")
+        if body.n_predict == 0:  # editors send this so that llama.cpp caches the text; there is no such cache here
             nothing = LlamaAnswer(model=one.name, stop_type="limit")
-            return _lone(nothing) if body.stream else nothing
+            return _stream_of(nothing) if body.stream else nothing
         seed = secrets.randbelow(1 << 62) if body.seed == -1 else body.seed or 0
         most = None if body.n_predict == -1 else body.n_predict
         changes = {**body.model_dump(include={"temperature", "top_p", "top_k"}), "max_steps": most}
         asked = _between(body.input_prefix + body.prompt, body.input_suffix)
-        ticket, drafts = await shelf.infill(one, [asked], seed, changes, request.receive, _streams(one))
-        fill = _Growing(drafts[0], body.stop or [])
+        running, drafts = await registry.infill(one, [asked], seed, changes, request.receive, _streams(one))
+        fill = _GrowingFill(drafts[0], body.stop or [])
         if body.stream:
-            return EventStream(ticket, lambda: _llama_chunks(ticket, one, fill), named=False)
-        [result] = await _results(ticket, request)
+            return EventStream(running, lambda: _llama_chunks(running, one, fill), named=False)
+        [result] = await _results(running, request)
         return _llama(one, fill.cut(result.fills[0]), result, fill)
 
     return router
 
 
-# --- What is asked
+# --- Requests
 
 
 def _between(before: str, behind: str) -> Blanks:
-    """One blank between two texts. With nothing on either side the model writes freely."""
+    """One blank between two texts. With no text on either side the model writes from nothing."""
     if not before and not behind:
         return Blanks("___")
     return Blanks(before + behind, [(len(before), len(before))])
@@ -84,42 +84,44 @@ def _check(body: CompletionBody, prompts: Sequence[str], most: int) -> None:
 
 
 def _streams(one: Served) -> bool:
-    """Whether what is written is final at once."""
+    """Whether a token is final as soon as it is written."""
     return one.model.family.abilities.appends
 
 
-async def _results(ticket: Ticket, request: Request) -> list[Infilling]:
+async def _results(running: RunningRequest, request: Request) -> list[Infilling]:
     try:
-        return await unless_gone(request.receive, ticket.results())
+        return await while_connected(request.receive, running.results())
     finally:
-        ticket.leave()
+        running.cancel()
 
 
-# --- What is written
+# --- Answers
 
 
-class _Growing:
-    """The fill of a draft while it grows from left to right. stops: it ends before the first of these"""
+class _GrowingFill:
+    """The fill of a draft while it grows from left to right. stops: strings before the first of which it is cut off"""
 
     def __init__(self, draft: Filling, stops: Sequence[str]) -> None:
         self.draft, self.stops, self.ids, self.sent = draft, [stop for stop in stops if stop], list[int](), ""
-        self.keep = max(map(len, self.stops), default=1) - 1  # characters that may yet turn out to begin a stop
+        # So many characters at the end may be the beginning of a stop, so they are kept back.
+        self.keep = max(map(len, self.stops), default=1) - 1
 
     def cut(self, text: str) -> str:
         places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
         return text[: min(places)] if places else text
 
-    def grow(self, event: Event) -> str:
-        """What can be sent after one more token."""
+    def add(self, event: Event) -> str:
+        """The text that can be sent after one more token."""
         self.ids.append(event.token)
         text = self.draft.tokenizer.decode(self.ids)
         text = text.removeprefix(" ") if self.draft.given.spaces else text
         whole = self.cut(text)
-        final = whole if whole != text else text[: len(text) - self.keep].rstrip("\ufffd")  # a character may be halved
+        # Tokens are bytes: a character whose second half is yet to come decodes to U+FFFD.
+        final = whole if whole != text else text[: len(text) - self.keep].rstrip("\ufffd")
         return self._rest(final)
 
     def finish(self, result: Infilling) -> str:
-        """What is left to be sent."""
+        """The text that has not been sent yet."""
         return self._rest(self.cut(result.fills[0]))
 
     def _rest(self, text: str) -> str:
@@ -128,38 +130,40 @@ class _Growing:
         return rest
 
     def why(self, result: Infilling) -> Literal["word", "eos", "limit"]:
-        """Why it ended: "word" for one of the stops."""
+        """Why it ended, in llama.cpp's words: "word" means one of the stops."""
         return "word" if self.cut(result.fills[0]) != result.fills[0] else "eos" if result.complete else "limit"
 
 
-class _Reply:
-    """An answer in OpenAI's shape. head: what it begins with   echoed: what is repeated before each text"""
+class _CompletionAnswer:
+    """An answer in OpenAI's format. head: id, time and model   echoed: what `echo` repeats before each text"""
 
-    def __init__(self, head: dict[str, Any], fills: Sequence[_Growing], echoed: Sequence[str]) -> None:
+    def __init__(self, head: dict[str, Any], fills: Sequence[_GrowingFill], echoed: Sequence[str]) -> None:
         self.head, self.fills, self.echoed = head, fills, echoed
 
     def whole(self, results: Sequence[Infilling]) -> Completion:
-        choices = [self._choice(index, fill.finish(result), result) for index, (fill, result) in self._pairs(results)]
+        choices = [
+            self._choice(index, fill.finish(result), result) for index, (fill, result) in self._numbered(results)
+        ]
         usage = usage_of([result.trajectory for result in results])
         return Completion(**self.head, choices=choices, usage=usage)
 
-    async def chunks(self, ticket: Ticket, usage: bool) -> AsyncGenerator[bytes]:
-        async for message in ticket.messages():
+    async def chunks(self, running: RunningRequest, usage: bool) -> AsyncGenerator[bytes]:
+        async for message in running.messages():
             if isinstance(message, Event):
-                if text := self.fills[message.sample].grow(message):
+                if text := self.fills[message.sample].add(message):
                     yield self._chunk([self._choice(message.sample, text)])
                 continue
-            for index, (fill, result) in self._pairs(message):
+            for index, (fill, result) in self._numbered(message):
                 yield self._chunk([self._choice(index, fill.finish(result), result)])
             if usage:
                 yield self._chunk([], usage=usage_of([result.trajectory for result in message]))
-        yield server_sent("[DONE]")
+        yield encode_event("[DONE]")
 
-    def _pairs(self, results: Sequence[Infilling]) -> list[tuple[int, tuple[_Growing, Infilling]]]:
+    def _numbered(self, results: Sequence[Infilling]) -> list[tuple[int, tuple[_GrowingFill, Infilling]]]:
         return list(enumerate(zip(self.fills, results, strict=True)))
 
     def _choice(self, index: int, text: str, result: Infilling | None = None) -> Choice:
-        """result: of a text that is done"""
+        """result: given for a text that is done"""
         fill = self.fills[index]
         first = self.echoed[index] if fill.sent == text else ""
         if result is None:
@@ -167,10 +171,10 @@ class _Reply:
         return Choice(index=index, text=first + text, finish_reason="length" if fill.why(result) == "limit" else "stop")
 
     def _chunk(self, choices: list[Choice], **more: Any) -> bytes:
-        return server_sent(Completion(**self.head, choices=choices, **more).model_dump())
+        return encode_event(Completion(**self.head, choices=choices, **more).model_dump())
 
 
-def _llama(one: Served, text: str, result: Infilling, fill: _Growing) -> LlamaAnswer:
+def _llama(one: Served, text: str, result: Infilling, fill: _GrowingFill) -> LlamaAnswer:
     usage = usage_of([result.trajectory])
     return LlamaAnswer(
         content=text,
@@ -181,14 +185,14 @@ def _llama(one: Served, text: str, result: Infilling, fill: _Growing) -> LlamaAn
     )
 
 
-def _lone(answer: LlamaAnswer) -> Response:
-    """A stream of this answer alone."""
-    return Response(server_sent(answer.model_dump()), media_type="text/event-stream")
+def _stream_of(answer: LlamaAnswer) -> Response:
+    """A stream that consists of this answer."""
+    return Response(encode_event(answer.model_dump()), media_type="text/event-stream")
 
 
-async def _llama_chunks(ticket: Ticket, one: Served, fill: _Growing) -> AsyncGenerator[bytes]:
-    async for message in ticket.messages():
+async def _llama_chunks(running: RunningRequest, one: Served, fill: _GrowingFill) -> AsyncGenerator[bytes]:
+    async for message in running.messages():
         if not isinstance(message, Event):
-            yield server_sent(_llama(one, fill.finish(message[0]), message[0], fill).model_dump())
-        elif text := fill.grow(message):
-            yield server_sent({"content": text, "stop": False})
+            yield encode_event(_llama(one, fill.finish(message[0]), message[0], fill).model_dump())
+        elif text := fill.add(message):
+            yield encode_event({"content": text, "stop": False})

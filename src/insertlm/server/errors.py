@@ -1,5 +1,7 @@
-"""What can go wrong, as status codes and OpenAI's shape of an error. No answer tells more than it must: no path, no
-traceback, nothing of what was sent."""
+"""Errors as status codes and bodies in OpenAI's format.
+
+An error tells a client no more than it needs: no path, no traceback, nothing of what was sent.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,21 @@ from starlette.exceptions import HTTPException
 
 from insertlm.core.errors import InsertlmError
 
-__all__ = ["GoneError", "RefusedError", "add_handlers", "answer", "invalid", "refusal_of", "shape"]
+__all__ = [
+    "DisconnectedError",
+    "RefusedError",
+    "add_handlers",
+    "error_body",
+    "error_response",
+    "invalid",
+    "refusal_of",
+]
 
 _KINDS = {401: "unauthorized", 404: "not_found_error", 429: "overloaded", 503: "overloaded", 504: "timeout"}
 
 
 class RefusedError(Exception):
-    """A request that is not answered as asked. param: the field that is to blame"""
+    """A request that is refused. param: the field that is wrong"""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -32,8 +42,8 @@ class RefusedError(Exception):
         return {"Retry-After": "1"} if self.status in (429, 503) else {}
 
 
-class GoneError(Exception):
-    """The client has gone away; nobody reads the answer."""
+class DisconnectedError(Exception):
+    """The client has disconnected; nobody reads the answer."""
 
 
 def invalid(message: str, param: str | None = None) -> RefusedError:
@@ -41,60 +51,61 @@ def invalid(message: str, param: str | None = None) -> RefusedError:
 
 
 def refusal_of(error: Exception) -> RefusedError:
-    """What users are told of any error."""
+    """What the client is told of any error."""
     if isinstance(error, RefusedError):
         return error
-    if isinstance(error, GoneError):
-        return RefusedError(499, "the client has gone away")
+    if isinstance(error, DisconnectedError):
+        return RefusedError(499, "the client has disconnected")
     if isinstance(error, InsertlmError):
         return invalid(str(error))
     return RefusedError(500, "something went wrong on the server; its log says what")
 
 
-def shape(refusal: RefusedError) -> dict[str, Any]:
+def error_body(refusal: RefusedError) -> dict[str, Any]:
     kind = _KINDS.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
     return {"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}}
 
 
-def answer(refusal: RefusedError) -> JSONResponse:
-    return JSONResponse(shape(refusal), refusal.status, dict(refusal.headers))
+def error_response(refusal: RefusedError) -> JSONResponse:
+    return JSONResponse(error_body(refusal), refusal.status, dict(refusal.headers))
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Every error of an app in one shape."""
+    """Answer every error of an app in the same format."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
-        return answer(refusal_of(error))
+        return error_response(refusal_of(error))
 
     async def fields(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return answer(_refusal_of_fields(error.errors()))
+        return error_response(_refusal_of_fields(error.errors()))
 
     async def protocol(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         headers = error.headers or {}
         known = {
-            400: "the body is no JSON that can be read; expected UTF-8, not nested too deeply",
+            400: "the body cannot be read as JSON; expected UTF-8, not nested too deeply",
             404: "nothing is here; see /docs",
             405: f"expected the method {headers.get('Allow')}",
         }
         refusal = RefusedError(error.status_code, known.get(error.status_code, str(error.detail)))
-        return JSONResponse(shape(refusal), refusal.status, {**headers, **refusal.headers})
+        return JSONResponse(error_body(refusal), refusal.status, {**headers, **refusal.headers})
 
-    for kind in (RefusedError, GoneError, InsertlmError, Exception):
+    for kind in (RefusedError, DisconnectedError, InsertlmError, Exception):
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, fields)
     app.add_exception_handler(HTTPException, protocol)
 
 
 def _refusal_of_fields(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
-    """Of the first field that is wrong. If it may be of several types: what is wrong with the one it has."""
+    """About the first wrong field. Where a field may have several types, pydantic lists an error for each: take the one
+    about the type that was sent."""
     same = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
     worst = max(same, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
     kind, loc = worst["type"], worst["loc"]
     if kind == "json_invalid":
         return RefusedError(
-            400, f"the body is no JSON, character {loc[-1]}: {worst['ctx']['error'].removesuffix(' at')}"
+            400, f"the body is not JSON, character {loc[-1]}: {worst['ctx']['error'].removesuffix(' at')}"
         )
     if loc == ("body",):
         return invalid("expected a JSON object as the body; see /docs")
@@ -104,5 +115,5 @@ def _refusal_of_fields(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
 
 
 def _place(parts: Sequence[Any]) -> str:
-    """The field, without whether it was in the body or in the address; a name that users made up is not repeated."""
+    """The name of the field, without "body" or "query" before it. Names that the client made up are not repeated."""
     return ".".join(str(part) for part in parts[1:] if not isinstance(part, str) or part.isidentifier())

@@ -1,4 +1,4 @@
-"""What a request may ask for, and how many there may be. Nothing here is slow to import: arguments.py lists them."""
+"""How much a request may ask for, and how many may run. Quick to import, because the command line lists the limits."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class Limits:
     samples: int = _limit(16, "texts of one request")
     words: int = _limit(32, "banned words of a request, and required ones")
     concurrent: int = _limit(32, "texts that a model writes at once")
-    queue: int = _limit(64, "more texts that wait for their turn")
-    seconds: float = _limit(120, "seconds from when a request has arrived to the end of its answer")
+    queue: int = _limit(64, "texts that may wait in the queue beside those")
+    seconds: float = _limit(120, "seconds from the arrival of a request to the end of its answer")

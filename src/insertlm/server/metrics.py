@@ -1,77 +1,68 @@
-"""Numbers for Prometheus, in its text format."""
+"""What /metrics tells Prometheus."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Literal
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
-__all__ = ["Counter", "Histogram", "Metric", "Traffic", "sample"]
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from insertlm.server.registry import Served
+
+__all__ = ["Metrics"]
 
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-Labels = tuple[tuple[str, str], ...]
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # or each has a second one, the time of its first count
 
 
-def sample(name: str, value: float, labels: Mapping[str, str] | Labels = ()) -> str:
-    """One line."""
-    inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in dict(labels).items())
-    return f"{name}{{{inner}}} {value:.15g}" if inner else f"{name} {value:.15g}"
+class Metrics:
+    """The metrics of one app, in a registry of their own: two apps in one process do not mix."""
+
+    def __init__(self, served: Collection[Served]) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "insertlm_requests", "Requests by path and status.", ["path", "status"], registry=self._registry
+        )
+        self._seconds = Histogram(
+            "insertlm_request_seconds",
+            "From a request's arrival to the end of its answer.",
+            ["path"],
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+        self._registry.register(_WorkerMetrics(served))
+
+    def count(self, path: str, status: int, seconds: float) -> None:
+        """A request that has been answered."""
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self._registry)
 
 
-class Metric:
-    """What all have: a name, and what it means."""
+class _WorkerMetrics(Collector):
+    """Workers count for themselves; their numbers are read when Prometheus asks."""
 
-    def __init__(self, name: str, about: str, kind: Literal["counter", "histogram", "gauge"]) -> None:
-        self.name, self.about, self.kind = name, about, kind
+    def __init__(self, served: Collection[Served]) -> None:
+        self.served = served
 
-    def head(self) -> Iterator[str]:
-        yield f"# HELP {self.name} {self.about}"
-        yield f"# TYPE {self.name} {self.kind}"
-
-
-class Counter(Metric):
-    def __init__(self, name: str, about: str) -> None:
-        super().__init__(name, about, "counter")
-        self.values: defaultdict[Labels, float] = defaultdict(float)
-
-    def add(self, amount: float = 1, **labels: str) -> None:
-        self.values[tuple(labels.items())] += amount
-
-    def lines(self) -> Iterator[str]:
-        yield from self.head()
-        for labels, value in [*self.values.items()]:
-            yield sample(self.name, value, labels)
-
-
-class Histogram(Metric):
-    def __init__(self, name: str, about: str) -> None:
-        super().__init__(name, about, "histogram")
-        self.counts: defaultdict[Labels, list[int]] = defaultdict(lambda: [0] * (len(_BUCKETS) + 1))
-        self.sums: defaultdict[Labels, float] = defaultdict(float)
-
-    def add(self, value: float, **labels: str) -> None:
-        key = tuple(labels.items())
-        self.counts[key][sum(value > most for most in _BUCKETS)] += 1
-        self.sums[key] += value
-
-    def lines(self) -> Iterator[str]:
-        yield from self.head()
-        for labels, counts in [*self.counts.items()]:
-            total = 0
-            for most, count in zip((*map(str, _BUCKETS), "+Inf"), counts, strict=True):
-                total += count
-                yield sample(f"{self.name}_bucket", total, (*labels, ("le", most)))
-            yield sample(f"{self.name}_sum", self.sums[labels], labels)
-            yield sample(f"{self.name}_count", total, labels)
-
-
-class Traffic:
-    """All requests."""
-
-    def __init__(self) -> None:
-        self.requests = Counter("insertlm_requests_total", "Requests by path and status.")
-        self.seconds = Histogram("insertlm_request_seconds", "From a request's arrival to the end of its answer.")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    def collect(self) -> Iterator[Metric]:
+        metrics: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
+            "running": GaugeMetricFamily("insertlm_texts_running", "Texts being written.", labels=["model"]),
+            "waiting": GaugeMetricFamily("insertlm_texts_waiting", "Texts in the queue.", labels=["model"]),
+            "tokens": CounterMetricFamily("insertlm_tokens", "Tokens written.", labels=["model"]),
+            "steps": CounterMetricFamily("insertlm_steps", "Steps, each of all running texts.", labels=["model"]),
+            "cancelled": CounterMetricFamily(
+                "insertlm_cancelled", "Requests whose client disconnected or whose time was over.", labels=["model"]
+            ),
+        }
+        for name, metric in metrics.items():
+            for one in self.served:
+                metric.add_metric([one.name], getattr(one.worker, name))
+            yield metric

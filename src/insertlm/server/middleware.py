@@ -1,7 +1,6 @@
-"""What every request passes: the key is asked for, its size is limited, and its answer is given a few headers, counted
-and timed.
+"""What every request passes through: the API key is checked, the size limited, and the answer counted and timed.
 
-Written as plain ASGI: a middleware of the framework would hide from answers that their client has gone away.
+This is plain ASGI, because Starlette's BaseHTTPMiddleware hides a client's disconnect from the routes behind it.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from collections.abc import Collection
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from insertlm.server.errors import RefusedError, answer
+from insertlm.server.errors import RefusedError, error_response
 from insertlm.server.limits import Limits
-from insertlm.server.metrics import Traffic
+from insertlm.server.metrics import Metrics
 
-__all__ = ["Gate"]
+__all__ = ["RequestMiddleware"]
 
-# Of every answer: it is what it says it is, nobody frames it, and a page never mixes files of two versions.
+# Headers of every answer. Browsers take its type as given, and no other site may put it in a frame. With `no-cache`
+# they ask before they use a stored file, so that a page never mixes files of two versions.
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "frame-ancestors 'none'",
@@ -29,28 +29,28 @@ _HEADERS = {
 }
 
 
-class Gate:
-    """open: paths that need no key   known: paths that are counted by name; all others are one"""
+class RequestMiddleware:
+    """open: paths that need no key   known: paths counted under their own name; all others count as "other" """
 
     def __init__(
         self,
         app: ASGIApp,
         limits: Limits,
         key: str | None,
-        traffic: Traffic,
+        metrics: Metrics,
         known: Collection[str],
         open: Collection[str],
     ) -> None:
-        self.app, self.limits, self.traffic, self.known, self.open = app, limits, traffic, known, open
+        self.app, self.limits, self.metrics, self.known, self.open = app, limits, metrics, known, open
         self._key = None if key is None else _digest(key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # all that is answered but the body, which the server leaves out
+        if scope["method"] == "HEAD":  # answered as GET; uvicorn leaves out the body
             scope = {**scope, "method": "GET"}
-        started, status = time.perf_counter(), 499  # the client left before there was an answer
+        started, status = time.perf_counter(), 499  # if the client disconnects before there is an answer
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -67,20 +67,19 @@ class Gate:
             raise
         finally:
             path = scope["path"] if scope["path"] in self.known else "other"
-            self.traffic.requests.add(path=path, status=str(status))
-            self.traffic.seconds.add(time.perf_counter() - started, path=path)
+            self.metrics.count(path, status, time.perf_counter() - started)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check_key(scope)
             replay = await self._read(scope, receive)
         except RefusedError as refusal:
-            await answer(refusal)(scope, receive, send)
+            await error_response(refusal)(scope, receive, send)
             return
         await self.app(scope, replay, send)
 
     def _check_key(self, scope: Scope) -> None:
-        """In constant time: both sides are hashed first, so that not even the length can be told."""
+        """Compared in constant time. Both sides are hashed first, so that the time does not tell the length either."""
         if self._key is None or scope["path"] in self.open:
             return
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -88,7 +87,7 @@ class Gate:
             raise RefusedError(401, "expected the header Authorization: Bearer KEY with the server's key")
 
     async def _read(self, scope: Scope, receive: Receive) -> Receive:
-        """Take in the whole body, if it is not too large, and hand it on from there."""
+        """Read the whole body unless it is too large; the app then receives it as one message."""
         too_large = RefusedError(413, f"the request has more than {self.limits.bytes} bytes")
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self.limits.bytes:

@@ -1,4 +1,4 @@
-"""The models that are served, each with its worker, and the drafts of what is asked of them."""
+"""The models that are served, each with the worker that writes its texts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from insertlm.infill.filling import Filling, Request, begin
 from insertlm.model import Model
 from insertlm.server.errors import RefusedError, invalid
 from insertlm.server.limits import Limits
-from insertlm.server.requests import Ticket, unless_gone
+from insertlm.server.requests import RunningRequest, while_connected
 from insertlm.server.worker import Worker
 from insertlm.tasks.star import Star
 from insertlm.text.blanks import cut_out, parse_blanks
 
-__all__ = ["Kind", "Served", "Shelf", "stamp"]
+__all__ = ["Kind", "Registry", "Served", "answer_head"]
 
 Kind = Literal["text", "star"]
 
@@ -38,8 +38,8 @@ class Served:
     worker: Worker
 
 
-class Shelf:
-    """All models that are served, by name."""
+class Registry:
+    """All models that are served, by name. Checks a request against the limits and starts it."""
 
     def __init__(self, models: Sequence[Model], limits: Limits) -> None:
         self.limits = limits
@@ -63,7 +63,7 @@ class Shelf:
         return one
 
     def close(self, *, finish: bool = True) -> None:
-        """Finish what is under way, or leave it."""
+        """Finish the running texts, or drop them."""
         for one in self.served.values():
             one.worker.close(self.limits.seconds, finish=finish)
 
@@ -75,27 +75,27 @@ class Shelf:
         changes: dict[str, Any],
         receive: Receive,
         watched: bool = True,
-    ) -> tuple[Ticket, list[Filling]]:
-        """Begin to fill in blanks. changes: to the recipe's `decode` section, None where there is none   receive: tells
-        whether the client is still there   watched: whether single insertions are of interest"""
+    ) -> tuple[RunningRequest, list[Filling]]:
+        """Start to fill in blanks. changes: of keys in the recipe's `decode` section, None where there is none
+        receive: tells whether the client is still connected   watched: whether to report single insertions"""
         for request in requests:
             self._check(request)
         settings = one.model.settings(**self._limited(one, changes))
         tokenizer = one.model.text_tokenizer
         drafts = await asyncio.to_thread(begin, one.model.family, tokenizer, requests, settings, seed)
-        ticket = Ticket(one.worker, drafts, settings, watched, self.limits.seconds)
-        await unless_gone(receive, ticket.begin())
-        return ticket, drafts
+        running = RunningRequest(one.worker, drafts, settings, watched, self.limits.seconds)
+        await while_connected(receive, running.start())
+        return running, drafts
 
-    async def solve(self, one: Served, prompt: str, seed: int, receive: Receive) -> tuple[Ticket, Writing]:
-        """Begin to write the answer to a prompt."""
+    async def solve(self, one: Served, prompt: str, seed: int, receive: Receive) -> tuple[RunningRequest, Writing]:
+        """Start to write the answer to a prompt."""
         self._check_length(prompt, "prompt")
         task = one.model.recipe.task
         draft = Writing(Prompt(task.parse_prompt(prompt), seed), task.tokenizer)
         settings = one.model.settings(**self._limited(one, {}))
-        ticket = Ticket(one.worker, [draft], settings, True, self.limits.seconds)
-        await unless_gone(receive, ticket.begin())
-        return ticket, draft
+        running = RunningRequest(one.worker, [draft], settings, True, self.limits.seconds)
+        await while_connected(receive, running.start())
+        return running, draft
 
     def _limited(self, one: Served, changes: dict[str, Any]) -> dict[str, Any]:
         wanted = changes.pop("max_steps", None)
@@ -119,8 +119,8 @@ class Shelf:
             raise RefusedError(413, f"expected at most {self.limits.characters} characters, got {len(text)}", name)
 
 
-def stamp(kind: str, one: Served) -> dict[str, Any]:
-    """What every answer begins with."""
+def answer_head(kind: str, one: Served) -> dict[str, Any]:
+    """The fields that every answer begins with."""
     return {"id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": one.name}
 
 

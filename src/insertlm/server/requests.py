@@ -1,4 +1,7 @@
-"""A request at work, as the event loop sees it: it can be waited for, watched and left."""
+"""A request whose texts are being written, as the event loop sees it: it can be awaited, streamed and cancelled.
+
+The worker writes in a thread of its own and passes messages to the event loop, so neither blocks the other.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from starlette.types import Receive, Scope, Send
 
 from insertlm.inference.settings import DecodeConfig
 from insertlm.infill.drafts import Draft, Event
-from insertlm.server.errors import GoneError, RefusedError, refusal_of, shape
+from insertlm.server.errors import DisconnectedError, RefusedError, error_body, refusal_of
 from insertlm.server.worker import Ended, Failed, Job, Message, Worker
 
-__all__ = ["EventStream", "Ticket", "server_sent", "unless_gone"]
+__all__ = ["EventStream", "RunningRequest", "encode_event", "while_connected"]
 
 Result = TypeVar("Result")
 
 
-class Ticket:
-    """A job from its beginning to its end. seconds: what it may take in all"""
+class RunningRequest:
+    """A job of a worker, from its submission to its last message. seconds: how long it may take in all"""
 
     def __init__(
         self, worker: Worker, drafts: Sequence[Draft[Any]], settings: DecodeConfig, watched: bool, seconds: float
@@ -32,17 +35,17 @@ class Ticket:
         self._deadline, self._seconds = self._loop.time() + seconds, seconds
         self._worker, self._job = worker, Job(drafts, settings, watched, self._tell)
 
-    async def begin(self) -> None:
-        """Hand it in, and wait until its texts are under way."""
+    async def start(self) -> None:
+        """Submit the job, and wait until its texts are being written."""
         self._worker.submit(self._job)
         try:
             await self._next()
         except BaseException:
-            self.leave()
+            self.cancel()
             raise
 
     async def messages(self) -> AsyncGenerator[Event | list[Any]]:
-        """Insertions, and at last the results."""
+        """Insertions as they happen, and then the list of results."""
         while True:
             message = await self._next()
             if isinstance(message, Ended):
@@ -57,7 +60,7 @@ class Ticket:
         assert isinstance(results, list)
         return results
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         self._worker.leave(self._job)
 
     async def _next(self) -> Message:
@@ -71,22 +74,22 @@ class Ticket:
         return message
 
     def _tell(self, message: Message) -> None:
-        with suppress(RuntimeError):  # the event loop is gone, and all who waited with it
+        with suppress(RuntimeError):  # the event loop has closed, so nobody waits for this
             self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Do some work as long as the client waits for it; raises GoneError if it does not."""
+async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Run `work` as long as the client is connected; raises DisconnectedError once it is not."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise GoneError
+            raise DisconnectedError
         return task.result()
     finally:
         task.cancel()
@@ -94,29 +97,34 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
-def server_sent(data: dict[str, Any] | str, event: str | None = None) -> bytes:
-    """One event of a stream. In ASCII: some clients take other characters, such as U+2028, for the end of a line."""
+def encode_event(data: dict[str, Any] | str, event: str | None = None) -> bytes:
+    """One server-sent event. JSON stays ASCII: some clients take characters such as U+2028 for the end of a line."""
     text = data if isinstance(data, str) else json.dumps(data)
     return (f"event: {event}\n" if event else "").encode() + f"data: {text}\n\n".encode()
 
 
 class EventStream(Response):
-    """Server-sent events. What fails midway is told as an event, for the status is sent by then. ticket: is left,
-    however it ends   named: whether errors are events of that name, or plain data as OpenAI's are"""
+    """An answer of server-sent events. An error midway becomes an event, because the status has been sent by then.
+
+    running: is cancelled however the stream ends   named: whether an error is an event called "error" (OpenAI's streams
+    send plain data)
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, ticket: Ticket, events: Callable[[], AsyncGenerator[bytes]], named: bool = True) -> None:
+    def __init__(
+        self, running: RunningRequest, events: Callable[[], AsyncGenerator[bytes]], named: bool = True
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._ticket, self._events, self._named = ticket, events, named
+        self._running, self._events, self._named = running, events, named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(GoneError):
+        with suppress(DisconnectedError):
             try:
-                await unless_gone(receive, self._send(send))
+                await while_connected(receive, self._send(send))
             finally:
-                self._ticket.leave()
+                self._running.cancel()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -125,6 +133,6 @@ class EventStream(Response):
                 async for event in events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
-            told = server_sent(shape(refusal_of(error)), "error" if self._named else None)
+            told = encode_event(error_body(refusal_of(error)), "error" if self._named else None)
             await send({"type": "http.response.body", "body": told, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

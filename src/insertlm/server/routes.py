@@ -1,4 +1,4 @@
-"""Our own endpoints: any number of blanks, filled together, with insertions as they happen; and star graphs."""
+"""insertlm's own routes: texts with any number of blanks, streamed insertion by insertion, and star graphs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from insertlm.infill.drafts import Draft, Event, spell
 from insertlm.infill.filling import Infilling
 from insertlm.infill.filling import Request as Blanks
 from insertlm.server.errors import RefusedError
-from insertlm.server.registry import Shelf, stamp
-from insertlm.server.requests import EventStream, Ticket, server_sent, unless_gone
+from insertlm.server.registry import Registry, answer_head
+from insertlm.server.requests import EventStream, RunningRequest, encode_event, while_connected
 from insertlm.server.schemas import (
     ErrorBody,
     EventShape,
@@ -34,14 +34,14 @@ __all__ = ["ERRORS", "STREAM", "expect_json", "native_routes", "usage_of"]
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": about}
     for status, about in {
-        400: "The body is no JSON.",
+        400: "The body is not JSON.",
         401: "The key is missing or wrong.",
         404: "No such model is served.",
         408: "The request did not arrive in time.",
         413: "The request or its text is too long.",
-        415: "The body is not called JSON.",
-        422: "What is asked cannot be done; the message says why.",
-        429: "Too many texts are under way or waiting.",
+        415: "The content type is not JSON.",
+        422: "The request cannot be carried out; the message says why.",
+        429: "Too many texts are being written or queued.",
         503: "The server is shutting down.",
         504: "The text was not done in time.",
     }.items()
@@ -54,44 +54,46 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 async def expect_json(request: Request) -> None:
-    """Other types are those that any web page may send to any server; browsers ask before they send JSON."""
+    """Refuse the content types that a browser lets any web page send to any server. Before a page may send JSON to
+    another site, the browser asks that site (CORS)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and not re.fullmatch(r"application/([\w.+-]+\+)?json", kind):
         raise RefusedError(415, "expected the header Content-Type: application/json")
 
 
-def native_routes(shelf: Shelf) -> APIRouter:
+def native_routes(registry: Registry) -> APIRouter:
     router = APIRouter(tags=["insertlm"], responses={**ERRORS, **STREAM}, dependencies=[Depends(expect_json)])
 
     @router.post("/v1/infill", response_model=InfillAnswer)
     async def infill(body: InfillBody, request: Request) -> Answer | Response:
-        """Fill in the blanks of a text, all of them together.
+        """Fill in all blanks of a text together.
 
-        With `stream`, server-sent events: `start` with the given text as cells, an `insertion` for every token as it is
-        written, and `done` with the whole answer, or `error`. A text with banned words is shown when it is done.
+        With `stream` the answer is server-sent events: `start` with the given text as a list of cells, an `insertion`
+        for every token as it is written, and `done` with the whole answer, or `error`. A request with banned words
+        streams its insertions once the text is done, because the text may have to be written again.
         """
-        one = shelf.find(body.model, "text")
+        one = registry.find(body.model, "text")
         asked = Blanks(
             body.text, body.blanks, body.anywhere, body.min_length, body.max_length, body.banned, body.required
         )
         changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})
         changes["max_steps"] = body.max_tokens
-        ticket, [draft] = await shelf.infill(one, [asked], body.seed, changes, request.receive)
-        return await _answer(ticket, draft, request, body.stream, stamp("infill", one), _filled)
+        running, [draft] = await registry.infill(one, [asked], body.seed, changes, request.receive)
+        return await _answer(running, draft, request, body.stream, answer_head("infill", one), _filled)
 
     @router.post("/v1/solve", response_model=Solution)
     async def solve(body: SolveBody, request: Request) -> Answer | Response:
-        """Find the path through a star graph. The same events as of /v1/infill; there are no cells at the start."""
-        one = shelf.find(body.model, "star")
-        ticket, draft = await shelf.solve(one, body.prompt, body.seed, request.receive)
+        """Find the path through a star graph. The events are those of /v1/infill; at the start there are no cells."""
+        one = registry.find(body.model, "star")
+        running, draft = await registry.solve(one, body.prompt, body.seed, request.receive)
         task = one.model.recipe.task
         assert isinstance(task, Star)
-        return await _answer(ticket, draft, request, body.stream, stamp("solve", one), partial(_solved, task))
+        return await _answer(running, draft, request, body.stream, answer_head("solve", one), partial(_solved, task))
 
     @router.get("/v1/graphs/example")
     async def example(seed: int = Query(0, ge=0, lt=1 << 62), model: str | None = None) -> Graph:
-        """A fresh star graph to solve, another for every seed, and the path that is to be found."""
-        task = shelf.find(model, "star").model.recipe.task
+        """A star graph to solve, a different one for every seed, with the path to find."""
+        task = registry.find(model, "star").model.recipe.task
         assert isinstance(task, Star)
         [drawn] = task.examples("test", 1, seed)
         *flat, source, goal = drawn.prefix
@@ -103,39 +105,41 @@ def native_routes(shelf: Shelf) -> APIRouter:
 
 
 async def _answer(
-    ticket: Ticket,
+    running: RunningRequest,
     draft: Draft[Any],
     request: Request,
     stream: bool,
     head: dict[str, Any],
     finish: Callable[[dict[str, Any], Any], Answer],
 ) -> Response | Answer:
-    """head: what the answer begins with   finish: makes the whole of it and the result, but for its events"""
+    """head: id, time and model   finish: makes the answer, without its events, from the head and the result"""
     if stream:
-        return EventStream(ticket, lambda: _events(ticket, draft, head, finish))
+        return EventStream(running, lambda: _events(running, draft, head, finish))
     try:
-        return await unless_gone(request.receive, _whole(ticket, head, finish))
+        return await while_connected(request.receive, _whole(running, head, finish))
     finally:
-        ticket.leave()
+        running.cancel()
 
 
-async def _whole(ticket: Ticket, head: dict[str, Any], finish: Callable[[dict[str, Any], Any], Answer]) -> Answer:
-    *events, results = [message async for message in ticket.messages()]
+async def _whole(
+    running: RunningRequest, head: dict[str, Any], finish: Callable[[dict[str, Any], Any], Answer]
+) -> Answer:
+    *events, results = [message async for message in running.messages()]
     assert isinstance(results, list)
-    shapes = [_shape(event) for event in events if isinstance(event, Event)]
+    shapes = [_event_shape(event) for event in events if isinstance(event, Event)]
     return finish(head, results[0]).model_copy(update={"events": shapes})
 
 
 async def _events(
-    ticket: Ticket, draft: Draft[Any], head: dict[str, Any], finish: Callable[[dict[str, Any], Any], Answer]
+    running: RunningRequest, draft: Draft[Any], head: dict[str, Any], finish: Callable[[dict[str, Any], Any], Answer]
 ) -> AsyncGenerator[bytes]:
     cells = [{"text": cell} for cell in draft.cells]
-    yield server_sent({"id": head["id"], "model": head["model"], "cells": cells}, "start")
-    async for message in ticket.messages():
+    yield encode_event({"id": head["id"], "model": head["model"], "cells": cells}, "start")
+    async for message in running.messages():
         if isinstance(message, Event):
-            yield server_sent(_shape(message).model_dump(), "insertion")
+            yield encode_event(_event_shape(message).model_dump(), "insertion")
         else:
-            yield server_sent(finish(head, message[0]).model_dump(exclude={"events"}), "done")
+            yield encode_event(finish(head, message[0]).model_dump(exclude={"events"}), "done")
 
 
 def _filled(head: dict[str, Any], result: Infilling) -> InfillAnswer:
@@ -168,7 +172,7 @@ def usage_of(written: Sequence[Trajectory]) -> Usage:
     return Usage(prompt_tokens=given, completion_tokens=new, total_tokens=given + new)
 
 
-def _shape(event: Event) -> EventShape:
+def _event_shape(event: Event) -> EventShape:
     _, order, step, at, token, text, probability, stop = event
     return EventShape(
         order=order, step=step, at=at, token=token, text=text, probability=probability, stop_probability=stop

@@ -1,4 +1,4 @@
-"""What goes in and out, as types. Checked, and shown in the OpenAPI docs."""
+"""The bodies of requests and answers. FastAPI checks requests with them and shows all of them in /docs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 __all__ = [
-    "Cell",
     "Choice",
     "Completion",
     "CompletionBody",
@@ -30,7 +29,7 @@ _MOST = 1_000_000
 
 
 def _unicode(text: str) -> str:
-    """JSON can hold halves of characters, which nothing can be done with."""
+    """JSON can hold half of a surrogate pair, which cannot be encoded as UTF-8."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("expected Unicode text")
     return text
@@ -43,7 +42,7 @@ Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=200)]
-# Of a list, the first mistake is enough: a long one of nothing else would keep all others waiting.
+# Lists fail at their first mistake: to report every mistake of a long list would block the event loop.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Stops = Annotated[list[Text], Field(max_length=16, fail_fast=True)]
 Words = Annotated[list[Word], Field(default_factory=list, fail_fast=True)]
@@ -51,37 +50,37 @@ Ranges = Annotated[list[tuple[int, int]], Field(fail_fast=True)]
 Lengths = Length | Annotated[list[Length | None], Field(fail_fast=True)] | None
 
 
-class _Ours(BaseModel):
-    """A field that we do not know is a mistake."""
+class _StrictBody(BaseModel):
+    """Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class _Theirs(BaseModel):
-    """Clients of other servers send fields that mean nothing here; they are ignored."""
+class _LenientBody(BaseModel):
+    """Unknown fields are ignored, because clients of other servers send many that mean nothing here."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def _example(**fields: Any) -> ConfigDict:
-    """What /docs sends if nobody changes it."""
+    """The example that /docs fills in."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-# --- In
+# --- Requests
 
 
-class InfillBody(_Ours):
-    """Null means: as the model's own recipe says."""
+class InfillBody(_StrictBody):
+    """Null: the value of the model's recipe."""
 
     model_config = _example(text="Lily found ___. She ___ all day.", max_length=8)
 
     model: Text | None = Field(None, description="null: the first model of text")
-    text: Text = Field(description="with ___ where something is missing")
+    text: Text = Field(description="text with ___ for every blank")
     blanks: Ranges | None = Field(None, description="ranges of characters to fill in instead of ___")
-    anywhere: bool = Field(False, description="insert outside of the blanks too")
-    min_length: Lengths = Field(None, description="least tokens of every blank, or of each")
-    max_length: Lengths = Field(None, description="most tokens of every blank, or of each")
+    anywhere: bool = Field(False, description="also insert outside the blanks")
+    min_length: Lengths = Field(None, description="fewest tokens of every blank, or a list with one number for each")
+    max_length: Lengths = Field(None, description="most tokens of every blank, or a list with one number for each")
     banned: Words = Field(description="words that must not be written")
     required: Words = Field(description="words that must be written")
     seed: Seed = 0
@@ -93,7 +92,7 @@ class InfillBody(_Ours):
     stream: bool = False
 
 
-class SolveBody(_Ours):
+class SolveBody(_StrictBody):
     model_config = _example(
         prompt="52>35 53>51 35>50 42>3 31>36 4>31 40>22 33>39 37>46 52>4 46>26 28>32 8>28 1>9 36>21 39>7 51>33 21>19 "
         "6>11 13>52 52>42 50>40 3>8 52>53 22>6 26>1 52>37 : 52 32"
@@ -105,12 +104,12 @@ class SolveBody(_Ours):
     stream: bool = False
 
 
-class StreamOptions(_Theirs):
+class StreamOptions(_LenientBody):
     include_usage: bool = False
 
 
-class CompletionBody(_Theirs):
-    """OpenAI's; what is not listed here is ignored."""
+class CompletionBody(_LenientBody):
+    """OpenAI's. Fields that are not listed here are ignored."""
 
     model_config = _example(prompt="Lily found ", suffix=" in the park.", max_tokens=20)
 
@@ -126,20 +125,20 @@ class CompletionBody(_Theirs):
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    best_of: int | None = Field(None, description="not supported, beyond 1")
+    best_of: int | None = Field(None, description="values above 1 are not supported")
     logprobs: int | None = Field(None, description="not supported")
     logit_bias: dict[str, Any] | None = Field(None, description="not supported")
 
 
-class LlamaBody(_Theirs):
-    """llama.cpp's; what is not listed here is ignored."""
+class LlamaBody(_LenientBody):
+    """llama.cpp's. Fields that are not listed here are ignored."""
 
     model_config = _example(input_prefix="Lily found ", input_suffix=" in the park.", n_predict=20)
 
     model: Text | None = None
     input_prefix: Text = ""
     input_suffix: Text = ""
-    prompt: Text = Field("", description="goes behind input_prefix")
+    prompt: Text = Field("", description="appended to input_prefix")
     n_predict: Annotated[int, Field(ge=-1, le=_MOST)] | None = Field(
         None, description="-1: no limit but the server's; 0: nothing is written"
     )
@@ -151,7 +150,7 @@ class LlamaBody(_Theirs):
     stream: bool = False
 
 
-# --- Out
+# --- Answers
 
 
 class Usage(BaseModel):
@@ -161,7 +160,7 @@ class Usage(BaseModel):
 
 
 class EventShape(BaseModel):
-    """One insertion: a new cell with that text is put at index `at` of the list of cells as it is then."""
+    """One insertion: put a new cell with this text at index `at` of the current list of cells."""
 
     order: int
     step: int
@@ -173,14 +172,10 @@ class EventShape(BaseModel):
 
 
 class PieceShape(BaseModel):
-    """order: of the event that wrote it; null: it was given"""
+    """order: the number of the event that wrote this piece; null for given text"""
 
     text: str
     order: int | None
-
-
-class Cell(BaseModel):
-    text: str
 
 
 class InfillAnswer(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ import insertlm
 from insertlm import model as api
 from insertlm.cli import commands, runs
 from insertlm.cli.main import main
+from insertlm.core import version as core_version
 from insertlm.evaluation import report
 from insertlm.inference.trajectory import Insertion, Trajectory
 from insertlm.storage import folders
@@ -299,8 +301,11 @@ def test_sources_that_are_not_installed_have_no_version(monkeypatch: pytest.Monk
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(metadata, "version", version)
-    assert insertlm.__version__ == "0+unknown"
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "version", version)
+        assert importlib.reload(core_version).VERSION == "0+unknown"
+    importlib.reload(core_version)  # as it was
+    assert insertlm.__version__ == core_version.VERSION != "0+unknown"
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["data", "star-easy"], ["data", "nothing"], ["plot", "graph"]])

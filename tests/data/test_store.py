@@ -261,7 +261,7 @@ def test_the_first_process_shows_the_progress(tmp_path: Path, monkeypatch: pytes
         yield shown.append
 
     path = written(tmp_path, stories=STORIES * 9)
-    monkeypatch.setattr("insertlm.cli.terminal.progress_bar", bar)
+    monkeypatch.setattr("insertlm.core.progress.progress_bar", bar)
     monkeypatch.setenv("RANK", str(rank))
     open_store([path], TOKENIZER, Options(block=200))
     if rank:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -44,6 +44,10 @@ class Letters:
     def writable(self) -> list[int]:
         return list(self.alphabet)
 
+    @property
+    def names(self) -> list[Hashable]:
+        return [*self.words, *self.specials]
+
     def encode(self, text: str) -> list[int]:
         return [self.words.index(match[0]) for match in self._pattern.finditer(text.encode())]
 
@@ -69,7 +73,7 @@ def build(config: Any, tokenizer: Any = Letters, max_length: int = 200) -> Famil
 
 def text_model(family: Family, name: str = "text") -> Model:
     """As if it had been loaded from a folder of that name."""
-    task = SimpleNamespace(tokenizer=Letters(), parse_prompt=lambda text: [])
+    task = SimpleNamespace(kind="text", tokenizer=Letters(), parse_prompt=lambda text: [])
     recipe = SimpleNamespace(task=task, decode=free(family))
     return Model(family, cast(Recipe, recipe), Path(name))
 

@@ -52,19 +52,20 @@ def test_the_family_added_on_the_page_works(
 
 
 def test_the_family_added_on_the_page_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:
-    """In a copy of the package: its file, the line in recipe.py, the recipe, as the page has them."""
+    """In a copy of the package: its file, the line in the registry, the recipe, as the page has them."""
     package = tmp_path / "src" / "insertlm"
     shutil.copytree(DOCS.parent / "src" / "insertlm", package, ignore=shutil.ignore_patterns("assets", "__pycache__"))
     page = (DOCS / "adding-a-family.md").read_text(encoding="utf-8")
     (package / "families" / "tree.py").write_text(blocks("adding-a-family.md")[0], encoding="utf-8")
 
-    [(line, union)] = re.findall(r"^    (from .*)\n    FamilyConfig = .*\| (\w+)$", page, re.MULTILINE)
-    config = (package / "recipe.py").read_text(encoding="utf-8")
-    config, changed = re.subn(r"^(FamilyConfig = .*)$", rf"\1 | {union}", config, count=1, flags=re.MULTILINE)
+    [(line, union)] = re.findall(r"^    (from .*)\n    AnyFamily = .*\| (\w+)$", page, re.MULTILINE)
+    registry = package / "families" / "registry.py"
+    config = registry.read_text(encoding="utf-8")
+    config, changed = re.subn(r"^(AnyFamily = .*)$", rf"\1 | {union}", config, count=1, flags=re.MULTILINE)
     assert changed == 1
     first = "from insertlm.families.it import ItConfig"
     assert first in config
-    (package / "recipe.py").write_text(config.replace(first, f"{first}\n{line}"), encoding="utf-8")
+    registry.write_text(config.replace(first, f"{first}\n{line}"), encoding="utf-8")
 
     [source, name] = re.findall(r"Copy `(.*?)` to `(.*?)`", page)[0]
     recipe = yaml.safe_load((DOCS.parent / source).read_text(encoding="utf-8"))

@@ -22,8 +22,7 @@ from insertlm.infill.filling import Infilling, Lengths, Request, begin, infill
 from insertlm.recipe import Recipe, build_family, change_decode, load_recipe
 from insertlm.storage.folders import bundled, find, is_bundled, read_weights
 from insertlm.storage.hub import name_of
-from insertlm.tasks.text import Text
-from insertlm.text.tokenizers import Tokenizer, WordTokenizer
+from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
 
@@ -211,11 +210,10 @@ class Model:
     @property
     def text_tokenizer(self) -> Tokenizer:
         """What a model of text reads and writes."""
-        tokenizer: Tokenizer = self.recipe.task.tokenizer
-        if isinstance(tokenizer, WordTokenizer):
-            tag = self.recipe.task.__struct_config__.tag
-            raise InsertlmError(f"{self.name}: this is a model of the task {tag}; expected a model of text")
-        return tokenizer
+        task = self.recipe.task
+        if task.kind != "text":
+            raise InsertlmError(f"{self.name}: this is a model of the task {task.tag}; expected a model of text")
+        return task.tokenizer
 
     def settings(self, **changes: Any) -> DecodeConfig:
         """The recipe's `decode` section with some keys changed."""
@@ -243,8 +241,7 @@ def load(name_or_path: str | Path = BUNDLED, device: str | None = None, *, halve
     target = choose_device(device)
     folder = find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
-    if isinstance(recipe.task, Text):
-        recipe = msgspec.structs.replace(recipe, task=recipe.task.kept(folder))
+    recipe = msgspec.structs.replace(recipe, task=recipe.task.with_files(folder))
     family = build_family(recipe)
     weights, step = read_weights(folder)
     _fill(family, weights, folder)

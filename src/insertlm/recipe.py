@@ -15,22 +15,15 @@ import yaml
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
 from insertlm.core.section import Count, Fraction, Index, NonNegative, Section, Share
-from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
-from insertlm.families.ilm import IlmConfig
-from insertlm.families.it import ItConfig
-from insertlm.families.mdm import MdmConfig
+from insertlm.families.registry import DEFAULT, AnyFamily
 from insertlm.inference.settings import DecodeConfig
 from insertlm.nn.transformer import PRESETS as MODEL_PRESETS
 from insertlm.nn.transformer import ModelConfig
-from insertlm.tasks.star import PRESETS as STAR_PRESETS
-from insertlm.tasks.star import Star
-from insertlm.tasks.text import Text
-from insertlm.tasks.zebra.task import PRESETS as ZEBRA_PRESETS
-from insertlm.tasks.zebra.task import Zebra
+from insertlm.tasks.registry import PRESETS as TASK_PRESETS
+from insertlm.tasks.registry import AnyTask
 
 __all__ = [
-    "TASK_PRESETS",
     "OptimConfig",
     "Recipe",
     "TrainConfig",
@@ -45,15 +38,9 @@ __all__ = [
     "to_yaml",
 ]
 
-TASK_PRESETS: dict[str, dict[str, Any]] = {
-    **{name: {"name": "star", **keys} for name, keys in STAR_PRESETS.items()},
-    **{name: {"name": "zebra", **keys} for name, keys in ZEBRA_PRESETS.items()},
-}
-TaskConfig = Star | Zebra | Text
-FamilyConfig = IlmConfig | ArmConfig | MdmConfig | ItConfig
 _MOST = (1 << 63) - 1  # what a machine integer holds
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
-_NAMES = {"task": Star.__struct_config__.tag, "family": IlmConfig.__struct_config__.tag}  # of sections that say none
+_NAMES = {"task": "star", "family": DEFAULT.tag}  # of sections that say none
 
 
 class OptimConfig(Section, frozen=True, kw_only=True):
@@ -103,10 +90,10 @@ class TrainConfig(Section, frozen=True, kw_only=True):
 class Recipe(Section, frozen=True, kw_only=True):
     """Everything that defines a run."""
 
-    task: TaskConfig
+    task: AnyTask
     model: ModelConfig
     train: TrainConfig
-    family: FamilyConfig = IlmConfig()
+    family: AnyFamily = DEFAULT
     optim: OptimConfig = OptimConfig()
     decode: DecodeConfig = DecodeConfig()
 
@@ -114,8 +101,7 @@ class Recipe(Section, frozen=True, kw_only=True):
         longest = self.family.longest_row(self.task.longest_prefix, self.task.longest_target)
         if longest > self.model.max_length:
             raise ValueError(f"the task has rows of {longest} tokens; model.max_length is {self.model.max_length}")
-        if isinstance(self.family, IlmConfig) and self.family.solver and not self.task.solved:
-            raise ValueError(f"family.solver is {self.family.solver}; expected 0 for a task without a solver")
+        self.family.check_task(self.task)
 
 
 def load_recipe(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> Recipe:
@@ -170,20 +156,9 @@ def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def portable(recipe: Recipe) -> Recipe:
-    """The recipe with the tokenizer beside it, and files of texts, and what it began with, by their names alone."""
+    """The recipe as it is published: files, and the run it began with, by their names alone."""
     train = msgspec.structs.replace(recipe.train, start=Path(recipe.train.start).name)
-    recipe, task = msgspec.structs.replace(recipe, train=train), recipe.task
-    if not isinstance(task, Text):
-        return recipe
-    splits = {split: _names(getattr(task, split)) for split in ("train", "validation", "test")}
-    task = msgspec.structs.replace(task, vocabulary="tokenizer.json", **splits)
-    return msgspec.structs.replace(recipe, task=task)
-
-
-def _names(sources: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    if isinstance(sources, str):
-        return sources if sources.startswith("hub:") else Path(sources).name
-    return tuple(name for source in sources if isinstance(name := _names(source), str))
+    return msgspec.structs.replace(recipe, train=train, task=recipe.task.portable())
 
 
 def build_family(recipe: Recipe) -> Family:

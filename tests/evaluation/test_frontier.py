@@ -119,7 +119,7 @@ def test_a_model_writes_from_empty_prompts(monkeypatch: pytest.MonkeyPatch) -> N
     star = load("star-hard-mini", "cpu")
     with pytest.raises(InsertlmError, match="its task starts from a prompt; expected a model that writes texts freely"):
         unconditional(star, 7)
-    monkeypatch.setattr(Star, "longest_prefix", 0)
+    monkeypatch.setattr(Star, "has_answers", False)
     model = replace(star, family=cast(Any, Family()))
     source = unconditional(model, 7)
     assert list(source.write(DecodeConfig(), 70)) == [model.decode([7 + number]) for number in range(70)]

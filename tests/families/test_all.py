@@ -16,9 +16,10 @@ from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
+from insertlm.families.registry import AnyFamily
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.nn.transformer import ModelConfig
-from insertlm.recipe import FamilyConfig, OptimConfig, Recipe, TrainConfig
+from insertlm.recipe import OptimConfig, Recipe, TrainConfig
 from insertlm.tasks.star import Star
 from insertlm.training.loop import train
 from insertlm.training.step import TrainStep
@@ -37,7 +38,7 @@ EVERY = pytest.mark.parametrize(
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @EVERY
 def test_a_model_learns_writes_with_its_average_and_learns_on(
-    config: FamilyConfig, decode: DecodeConfig, precision: str
+    config: AnyFamily, decode: DecodeConfig, precision: str
 ) -> None:
     """As a run with validation does."""
     family = config.build(MODEL, TASK.tokenizer).train()
@@ -64,7 +65,7 @@ def test_a_model_learns_writes_with_its_average_and_learns_on(
 
 
 @EVERY
-def test_seeds_of_more_than_32_bits_are_seeds_of_their_own(config: FamilyConfig, decode: DecodeConfig) -> None:
+def test_seeds_of_more_than_32_bits_are_seeds_of_their_own(config: AnyFamily, decode: DecodeConfig) -> None:
     torch.manual_seed(0)
     family = config.build(MODEL, TASK.tokenizer).eval()
     threshold = 1.0 if family.abilities.stop_threshold else decode.stop_threshold
@@ -76,7 +77,7 @@ def test_seeds_of_more_than_32_bits_are_seeds_of_their_own(config: FamilyConfig,
 
 @EVERY
 def test_what_validation_could_not_write_is_refused_before_anything_is_trained(
-    config: FamilyConfig, decode: DecodeConfig, tmp_path: Path
+    config: AnyFamily, decode: DecodeConfig, tmp_path: Path
 ) -> None:
     short = msgspec.structs.replace(decode, max_length=6)
     recipe = Recipe(

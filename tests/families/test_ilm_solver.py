@@ -40,9 +40,13 @@ def test_what_is_found_last_is_missing(tiny_ilm: TinyIlm, sizes: list[int], grou
     ilm.config = config
     rows = ilm.rows(examples)
     x = corrupt(rows, noise, config=config)
-    assert examples.found is not None
+    assert examples.solving_order is not None
     for found, size, count, deleted in zip(
-        examples.found, sizes, deletion_count(rows.target_length, noise, config).tolist(), x.deleted, strict=True
+        examples.solving_order,
+        sizes,
+        deletion_count(rows.target_length, noise, config).tolist(),
+        x.deleted,
+        strict=True,
     ):
         ends = [column for column in range(size) if (column + 1) % group == 0]
         last = sorted(ends, key=lambda column: -found[column])[:count]

@@ -65,17 +65,17 @@ def test_examples_are_the_clues_and_the_solution_in_either_order() -> None:
 
 def test_examples_know_when_each_of_their_tokens_is_found() -> None:
     by_house, by_solver = ZEBRA.examples("train", 200, 3), SOLVER.examples("train", 200, 3)
-    assert by_house.found is not None
-    assert by_solver.found is not None
+    assert by_house.solving_order is not None
+    assert by_solver.solving_order is not None
     for row in range(200):
         length = by_house.target_length[row]
-        found = by_house.found[row, :length]
+        found = by_house.solving_order[row, :length]
         as_solved = by_house.target[row, np.argsort(found, kind="stable")]
         assert as_solved.tolist() == by_solver[row].target
-        assert by_solver.found[row, :length].tolist() == np.arange(length // 3).repeat(3).tolist()
+        assert by_solver.solving_order[row, :length].tolist() == np.arange(length // 3).repeat(3).tolist()
     last = by_house.take(np.array([199]))
-    assert last.found is not None
-    assert (last.found[0] == by_house.found[199]).all()
+    assert last.solving_order is not None
+    assert (last.solving_order[0] == by_house.solving_order[199]).all()
 
 
 def test_attributes_and_houses_can_have_words_of_their_own() -> None:

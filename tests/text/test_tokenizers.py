@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insertlm.core.errors import InsertlmError
-from insertlm.text.tokenizers import Specials, Tokenizer, WordTokenizer
+from insertlm.text.tokenizers import Specials, Tokenizer, WordTokenizer, matching_ids
 
 DIGITS = WordTokenizer(tuple("0123456789"), reserved=2)
 
@@ -33,9 +33,9 @@ def test_decode_names_what_has_no_word() -> None:
 
 def test_words_and_specials_are_found_in_another_vocabulary() -> None:
     other = WordTokenizer(("9", "one", "3"), reserved=1)
-    assert other.ids_in(DIGITS) == [9, None, 3, *DIGITS.specials, 16]
-    assert DIGITS.ids_in(other) == [None, None, None, 2, *[None] * 5, 0, *other.specials, 9, None]
-    assert DIGITS.ids_in(DIGITS) == list(range(DIGITS.size))
+    assert matching_ids(other, DIGITS) == [9, None, 3, *DIGITS.specials, 16]
+    assert matching_ids(DIGITS, other) == [None, None, None, 2, *[None] * 5, 0, *other.specials, 9, None]
+    assert matching_ids(DIGITS, DIGITS) == list(range(DIGITS.size))
 
 
 def test_empty_text() -> None:

@@ -19,8 +19,9 @@ from insertlm.families.arm import ArmConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
+from insertlm.families.registry import AnyFamily
 from insertlm.nn.transformer import ModelConfig
-from insertlm.recipe import FamilyConfig, OptimConfig
+from insertlm.recipe import OptimConfig
 from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.star import Star
 from insertlm.training.parallel import ReplicatedStep
@@ -33,7 +34,7 @@ STEPS = 50
 HALF, REST = 10, 6  # steps before and after a checkpoint
 TASK = Star(degree=2, min_nodes=3, max_nodes=5, min_plan=2, nodes=10, train=30)
 OPTIM = OptimConfig(learning_rate=3e-3, warmup=5, ema=0.9, ema_every=3, clip=0.5)
-FAMILIES: dict[str, FamilyConfig] = {
+FAMILIES: dict[str, AnyFamily] = {
     "ilm": IlmConfig(),
     "arm": ArmConfig(),
     "mdm": MdmConfig(block=TASK.longest_target),

@@ -20,6 +20,7 @@ from insertlm.nn.adaln import AdaptiveBlock
 from insertlm.recipe import OptimConfig
 from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.star import Star
+from insertlm.text.tokenizers import matching_ids
 from insertlm.training.loop import train
 
 KILLS = 5
@@ -166,7 +167,7 @@ def test_of_another_vocabulary_it_takes_the_words_both_have(tmp_path: Path) -> N
     assert train(still, large, CPU, quiet())
     began, taken = map(average_of, (small, large))
     assert began.keys() == taken.keys()
-    there = more.tokenizer.ids_in(recipe.task.tokenizer)
+    there = matching_ids(more.tokenizer, recipe.task.tokenizer)
     assert [more.tokenizer.words[number] for number, old in enumerate(there) if old is None] == ["10", "11", "12"]
     for name, value in taken.items():
         if name in ("backbone.embedding.weight", "unembedding.weight"):

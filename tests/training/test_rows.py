@@ -15,8 +15,9 @@ from insertlm.families.base import Family
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
+from insertlm.families.registry import AnyFamily
 from insertlm.nn.transformer import ModelConfig
-from insertlm.recipe import FamilyConfig, OptimConfig
+from insertlm.recipe import OptimConfig
 from insertlm.tasks.base import Corpus, Examples
 from insertlm.tasks.star import Star
 from insertlm.training import rows as module
@@ -32,6 +33,8 @@ FAMILIES = [IlmConfig(), ArmConfig(), MdmConfig(block=TASK.longest_target), ItCo
 class Watched:
     """A corpus that counts what is read of it."""
 
+    fingerprint = ""
+
     def __init__(self, examples: Examples) -> None:
         self.examples, self.read = examples, 0
 
@@ -43,14 +46,14 @@ class Watched:
         return self.examples.take(documents)
 
 
-def family_of(config: FamilyConfig) -> Family:
+def family_of(config: AnyFamily) -> Family:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = ModelConfig(layers=1, width=16, heads=2, hidden=32, dropout=0.1)
         return config.build(model, TASK.tokenizer).train()
 
 
-def step_of(config: FamilyConfig, corpus: Corpus | None, *, compiled: bool = False) -> TrainStep:
+def step_of(config: AnyFamily, corpus: Corpus | None, *, compiled: bool = False) -> TrainStep:
     family = family_of(config)
     data = family.rows(EXAMPLES) if corpus is None else corpus
     order, optim = Order(len(EXAMPLES), 8, 1), OptimConfig(warmup=2)
@@ -79,7 +82,7 @@ def test_a_process_reads_its_part_of_a_corpus_alone() -> None:
 
 
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda config: str(config.__struct_config__.tag))
-def test_streamed_rows_train_as_resident_ones(config: FamilyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_rows_train_as_resident_ones(config: AnyFamily, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, over the edges of stretches, and from the middle of one on."""
     monkeypatch.setattr(module, "_CELLS", 3 * 8 * 28)
     resident, streamed = step_of(config, None), step_of(config, Watched(EXAMPLES))

@@ -141,7 +141,7 @@ def test_another_vocabulary_is_another_run(folder: Path) -> None:
     run = folder / "run"
     train(recipe_of(folder), run, CPU, quiet())
     train_bpe(STORIES, 280).save(folder / "tokenizer.json")
-    with pytest.raises(InsertlmError, match=r"holds a run of another recipe \(.*tokenizer\.json has changed since\)"):
+    with pytest.raises(InsertlmError, match=r"holds a run of another recipe \(task\.tokenizer has changed since\)"):
         train(recipe_of(folder), run, CPU, quiet())
 
 
@@ -154,7 +154,7 @@ def test_a_run_does_not_begin_with_a_model_of_another_vocabulary(folder: Path, k
         train_bpe(STORIES, 280).save(folder / "tokenizer.json")
     recipe = recipe_of(folder)
     recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, start=place))
-    with pytest.raises(InsertlmError, match=rf"train\.start: {place}: has another tokenizer than .*tokenizer\.json"):
+    with pytest.raises(InsertlmError, match=rf"train\.start: {place}: has another tokenizer than task\.tokenizer"):
         train(recipe, folder / "second", CPU, quiet())
 
 

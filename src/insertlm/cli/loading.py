@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from insertlm.core.errors import InsertlmError
 from insertlm.inference.trajectory import Trajectory
 from insertlm.tasks.base import Examples, Task
-from insertlm.tasks.star import PRESETS as STAR_PRESETS
-from insertlm.tasks.star import Star
-from insertlm.tasks.zebra.task import PRESETS as ZEBRA_PRESETS
-from insertlm.tasks.zebra.task import Zebra
 
 if TYPE_CHECKING:
     from insertlm.core.processes import Processes
@@ -23,14 +18,12 @@ if TYPE_CHECKING:
     from insertlm.recipe import Recipe
 
 __all__ = [
-    "family_of",
     "fresh_prompts",
     "labels_of",
     "load_model",
     "prompts_of",
     "settings_of",
     "solved_of",
-    "task_named",
     "write",
 ]
 
@@ -49,14 +42,9 @@ def settings_of(model: Model, args: Namespace) -> DecodeConfig:
     return override_decode(model.recipe.decode, args.overrides)
 
 
-def family_of(recipe: Recipe) -> str:
-    """As the recipe calls it."""
-    return str(recipe.family.__struct_config__.tag)
-
-
 def labels_of(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
     """The name of each one's family; where recipes that differ share it, with the place of the first one like it."""
-    names = {recipe: family_of(recipe).upper() for recipe in recipes}
+    names = {recipe: recipe.family.tag.upper() for recipe in recipes}
     shared = Counter(names.values())
     labels: dict[Recipe, str] = {}
     for recipe, place in zip(recipes, places, strict=True):
@@ -76,7 +64,7 @@ def fresh_prompts(task: Task, count: int, seed: int) -> tuple[list[Prompt], Exam
     are no right answers."""
     from insertlm.inference.settings import Prompt
 
-    if not task.longest_prefix:
+    if not task.has_answers:
         return [Prompt([], seed + number) for number in range(count)], None
     examples = task.examples("test", count, seed)
     return prompts_of(examples, seed), examples
@@ -95,11 +83,3 @@ def solved_of(model: Model, written: Sequence[Trajectory], examples: Examples) -
         model.recipe.task.scores(example, trajectory.ids) for trajectory, example in zip(written, examples, strict=True)
     )
     return [score["sequence_accuracy"] == 1 for score in scores]
-
-
-def task_named(name: str) -> Task:
-    known: dict[str, Task] = {name: Star(**keys) for name, keys in STAR_PRESETS.items()}
-    known |= {name: Zebra(**keys) for name, keys in ZEBRA_PRESETS.items()}
-    if name not in known:
-        raise InsertlmError(f"unknown dataset {name!r}; expected one of {', '.join(known)}")
-    return known[name]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from insertlm.cli.loading import fresh_prompts, labels_of, load_model, prompts_of, solved_of, task_named, write
+from insertlm.cli.loading import fresh_prompts, labels_of, load_model, prompts_of, solved_of, write
 from insertlm.core.errors import InsertlmError
+from insertlm.tasks.base import expect_task
+from insertlm.tasks.registry import preset
 from insertlm.tasks.star import Star, edges_of
 from insertlm.tasks.zebra.clues import read
 from insertlm.tasks.zebra.task import Zebra, in_threes
@@ -114,9 +116,8 @@ def plot_graph(args: Namespace) -> None:
     if args.name and args.model:
         raise InsertlmError("NAME and --model: expected one of them; a model draws graphs of its own task")
     model = load_model(args) if args.model else None
-    task = model.recipe.task if model else task_named(args.name or "star-hard")
-    if not isinstance(task, Star):
-        raise InsertlmError(f"{args.model or args.name}: has no graph to draw; expected a star")
+    name = args.name or "star-hard"
+    task = expect_task(model.recipe.task if model else preset(name), Star, args.model or name)
     examples = task.examples("test", 1, args.seed)
     target = write(model, prompts_of(examples, args.seed), args)[0].ids if model else examples[0].target
     *flat, source, goal = examples[0].prefix
@@ -129,9 +130,7 @@ def plot_puzzle(args: Namespace) -> None:
 
     check_place(args.out)
     model = load_model(args)
-    task = model.recipe.task
-    if not isinstance(task, Zebra):
-        raise InsertlmError(f"{args.model}: has no puzzle to draw; expected a model of zebra puzzles")
+    task = expect_task(model.recipe.task, Zebra, args.model)
     examples = task.examples("test", 1, args.seed)
     [trajectory] = write(model, prompts_of(examples, args.seed), args)
     [(prefix, target)] = examples

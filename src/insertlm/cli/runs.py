@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from insertlm.cli.loading import family_of, fresh_prompts, load_model, settings_of, solved_of, task_named, write
+from insertlm.cli.loading import fresh_prompts, load_model, settings_of, solved_of, write
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable, reason, write_atomically
 from insertlm.inference.trajectory import Trajectory
 from insertlm.tasks.base import Example
+from insertlm.tasks.registry import preset
 
 if TYPE_CHECKING:
     from insertlm.core.processes import Processes
@@ -52,7 +53,7 @@ def train(args: Namespace) -> None:
                 print(f"insertlm: asked to stop; run the same command again to go on in {run}", file=sys.stderr)
             raise SystemExit(RESUME)
         if processes.first:
-            what = "evaluate" if recipe.task.longest_prefix else "generate"  # writing from nothing has no right answers
+            what = "evaluate" if recipe.task.has_answers else "generate"
             print(f"trained {recipe.train.steps:,} steps; {what} with: insertlm {what} {shlex.quote(str(run))}")
 
 
@@ -66,7 +67,7 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
     from insertlm.evaluation.report import evaluate as evaluate_family
 
     model = load_model(args)
-    if not model.recipe.task.longest_prefix:
+    if not model.recipe.task.has_answers:
         raise InsertlmError(f"{args.model} writes from nothing, so no text is the right one; expected a model of tasks")
     settings = settings_of(model, args)
     out = args.out or (None if model.bundled else model.folder / _evaluation_name(args.split, settings, model.recipe))
@@ -135,7 +136,7 @@ def data(args: Namespace) -> None:
         return
     if args.files:
         raise InsertlmError(f"unknown argument {args.files[0]}; see insertlm data --help")
-    task = task_named(args.name)
+    task = preset(args.name)
     if args.out is not None:
         check_writable(args.out)
     examples = task.examples(args.split, args.count, args.seed)
@@ -225,7 +226,7 @@ def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespac
     return {
         "command": args.line,
         "model": args.model,
-        "family": family_of(model.recipe),
+        "family": model.recipe.family.tag,
         "step": model.step,
         "parameters": sum(parameter.numel() for parameter in model.family.parameters()),
         "task": msgspec.to_builtins(model.recipe.task),

@@ -10,11 +10,20 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["Count", "Fraction", "Index", "NonNegative", "Section", "Share"]
+__all__ = ["Count", "Fraction", "Index", "NamedSection", "NonNegative", "Section", "Share"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One part of a recipe: `task`, `model`, `family`, `optim`, `train`, `decode`."""
+
+
+class NamedSection(Section, frozen=True, kw_only=True, tag_field="name"):
+    """A section of which there are several kinds, which the key `name` tells apart."""
+
+    @property
+    def tag(self) -> str:
+        """The kind as a recipe names it."""
+        return str(self.__struct_config__.tag)
 
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]

@@ -46,7 +46,7 @@ class Written:
 
 def unconditional(model: Model, seed: int) -> Source:
     """A trained model; text i depends on the settings and on `seed + i` alone."""
-    if model.recipe.task.longest_prefix:
+    if model.recipe.task.has_answers:
         raise InsertlmError(f"{model.folder}: its task starts from a prompt; expected a model that writes texts freely")
 
     def write(settings: DecodeConfig, count: int) -> list[str]:

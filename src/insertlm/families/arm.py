@@ -28,9 +28,8 @@ from torch import Tensor, nn
 from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing, Segments
-from insertlm.core.section import Section
 from insertlm.families.abilities import Abilities
-from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.inference.engine import Step, Writer
 from insertlm.inference.sampling import choose, draws
 from insertlm.inference.settings import DecodeConfig, Prompt
@@ -48,14 +47,13 @@ _DROPOUT = 0
 _TOKEN = 0
 
 
-class ArmConfig(Section, frozen=True, kw_only=True, tag="arm", tag_field="name"):
+class ArmConfig(FamilyConfig, frozen=True, kw_only=True, tag="arm"):
     """The `family` section of a recipe for a left-to-right model."""
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ARM:
         return ARM(model, tokenizer)
 
     def longest_row(self, prefix: int, target: int) -> int:
-        """Tokens of a row with so many of prefix and target."""
         return prefix + target + ARM.framing
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.core.errors import InsertlmError
+from insertlm.core.section import NamedSection
 from insertlm.families.abilities import Abilities
 from insertlm.inference.constraints import check_rules
 from insertlm.inference.engine import Writer, check, decode, turn
@@ -20,10 +21,10 @@ from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.nn.graphs import CachedBackbone
 from insertlm.nn.transformer import Block, ModelConfig, Transformer
-from insertlm.tasks.base import Examples
+from insertlm.tasks.base import Examples, Task
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["Family", "Losses", "Noise", "Rows"]
+__all__ = ["Family", "FamilyConfig", "Losses", "Noise", "Rows"]
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Rows:
     """Examples with a family's special tokens, as id matrices: what is given, and what must be written.
 
     given: [B, G]   given_length: [B]   target: [B, L]   target_length: [B], all int64
-    found: [B, L], as Examples have it, for families that ask for it
+    solving_order: [B, L], as of Examples, for families that ask for it
     """
 
     given: Tensor
     given_length: Tensor
     target: Tensor
     target_length: Tensor
-    found: Tensor | None = None
+    solving_order: Tensor | None = None
 
     @classmethod
     def of(cls, examples: Examples, *specials: int) -> Rows:
@@ -57,9 +58,9 @@ class Rows:
         return self._each(lambda part: part.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        found = None if self.found is None else change(self.found)
+        order = None if self.solving_order is None else change(self.solving_order)
         return Rows(
-            change(self.given), change(self.given_length), change(self.target), change(self.target_length), found
+            change(self.given), change(self.given_length), change(self.target), change(self.target_length), order
         )
 
 
@@ -86,6 +87,21 @@ class Losses(NamedTuple):
         """How many things this one is a mean of, in a batch of so many examples."""
         plain = torch.full_like(self.total.detach(), examples)
         return (self.over or {}).get(name, plain).to(plain)
+
+
+class FamilyConfig(NamedSection, frozen=True, kw_only=True):
+    """The `family` section of a recipe: its fields are the keys of a family, and it builds the model."""
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Family:
+        """A fresh model, its weights drawn from torch's generator."""
+        raise NotImplementedError
+
+    def longest_row(self, prefix: int, target: int) -> int:
+        """Tokens of a row with so many of prefix and target. Raises ValueError if there can be no such row."""
+        raise NotImplementedError
+
+    def check_task(self, task: Task) -> None:
+        """Raise ValueError if the family cannot learn this task."""
 
 
 class Family(nn.Module, ABC):

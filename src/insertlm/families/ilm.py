@@ -36,10 +36,10 @@ from torch import Tensor, nn
 from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import chance, hash32, randint, stretch
 from insertlm.core.packing import Packing
-from insertlm.core.section import Count, Fraction, NonNegative, Section
+from insertlm.core.section import Count, Fraction, NonNegative
 from insertlm.families import groups
 from insertlm.families.abilities import Abilities
-from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.families.insertion import InsertionWriter, spread
 from insertlm.inference import policies
 from insertlm.inference.engine import Step, Writer, turn
@@ -50,7 +50,7 @@ from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.nn.attention import FullAttention, PrefixAttention
 from insertlm.nn.losses import slot_scores
 from insertlm.nn.transformer import ModelConfig
-from insertlm.tasks.base import Examples
+from insertlm.tasks.base import Examples, Task
 from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["ILM", "Corrupted", "IlmConfig", "corrupt"]
@@ -67,7 +67,7 @@ _POLICIES: dict[str, policies.Policy] = {
 }
 
 
-class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name"):
+class IlmConfig(FamilyConfig, frozen=True, kw_only=True, tag="ilm"):
     """The `family` section of a recipe for an ILM."""
 
     stop_weight: NonNegative = 1.0
@@ -87,8 +87,11 @@ class IlmConfig(Section, frozen=True, kw_only=True, tag="ilm", tag_field="name")
         return ILM(self, model, tokenizer)
 
     def longest_row(self, prefix: int, target: int) -> int:
-        """Tokens of a row with so many of prefix and target."""
         return prefix + target + ILM.framing
+
+    def check_task(self, task: Task) -> None:
+        if self.solver and not task.has_solving_order:
+            raise ValueError(f"family.solver is {self.solver}; expected 0 for a task without a solver")
 
 
 PUBLISHED = IlmConfig()
@@ -183,7 +186,7 @@ def corrupt(rows: Rows, noise: Noise, capacity: int | None = None, config: IlmCo
     batch, times, width = len(rows.target), config.deletions, rows.given.shape[1] - 2
     prefix, column = rows.given_length - 2, torch.arange(width, device=rows.given.device)
     length, each = _visits(rows.target_length, noise, times)
-    found = None if rows.found is None else rows.found.repeat_interleave(times, 0)
+    found = None if rows.solving_order is None else rows.solving_order.repeat_interleave(times, 0)
     deleted = deletions(length, rows.target.shape[1], each, config, found)
     wanted = groups.next_ones(deleted, length, config.group)
     there = torch.arange(deleted.shape[1], device=length.device) < length[:, None]
@@ -252,8 +255,8 @@ class ILM(Family):
         rows = Rows.of(examples, self.specials.stop, self.specials.bos)
         if not self.config.solver:
             return rows
-        assert examples.found is not None  # a recipe has been asked
-        return replace(rows, found=torch.from_numpy(examples.found).long())
+        assert examples.solving_order is not None  # a recipe has been asked
+        return replace(rows, solving_order=torch.from_numpy(examples.solving_order).long())
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
         length, each = _visits(rows.target_length, noise, self.config.deletions)

@@ -36,9 +36,8 @@ from torch import Tensor, nn
 
 from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing
-from insertlm.core.section import Section
 from insertlm.families.abilities import Abilities
-from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.families.ilm import Corrupted, corrupt, deletion_count
 from insertlm.families.insertion import InsertionWriter, spread
 from insertlm.inference.engine import Step, Writer
@@ -58,14 +57,13 @@ _SLOT, _TOKEN = 0, 1  # streams of noise in decoding
 _AT_ONCE = 1024  # slots whose logits are held at the same time
 
 
-class ItConfig(Section, frozen=True, kw_only=True, tag="it", tag_field="name"):
+class ItConfig(FamilyConfig, frozen=True, kw_only=True, tag="it"):
     """The `family` section of a recipe for an Insertion Transformer."""
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> IT:
         return IT(model, tokenizer)
 
     def longest_row(self, prefix: int, target: int) -> int:
-        """Tokens of a row with so many of prefix and target."""
         return prefix + target + IT.framing
 
 

@@ -50,9 +50,9 @@ from torch import Tensor, nn
 from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import chance, hash32, randint, stretch, uniform
 from insertlm.core.packing import Packing
-from insertlm.core.section import Count, Fraction, Section
+from insertlm.core.section import Count, Fraction
 from insertlm.families.abilities import Abilities
-from insertlm.families.base import Family, Losses, Noise, Rows
+from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.inference.engine import Step, Writer
 from insertlm.inference.sampling import choose
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
@@ -77,7 +77,7 @@ _LEAPING = ("auto", "random")  # orders by tau-leaping
 _HELD = ("given", "given_length", "row", "seed", "tokens", "steps", "time", "barred", "leading", "headless")  # by text
 
 
-class MdmConfig(Section, frozen=True, kw_only=True, tag="mdm", tag_field="name"):
+class MdmConfig(FamilyConfig, frozen=True, kw_only=True, tag="mdm"):
     """The `family` section of a recipe for an MDM."""
 
     block: Count  # cells of the text, padding included
@@ -87,7 +87,6 @@ class MdmConfig(Section, frozen=True, kw_only=True, tag="mdm", tag_field="name")
         return MDM(self, model, tokenizer)
 
     def longest_row(self, prefix: int, target: int) -> int:
-        """Tokens of a row with so many of prefix and target."""
         if target > self.block:
             raise ValueError(f"family.block is {self.block}; the task has targets of {target} tokens")
         return prefix + self.block + MDM.framing

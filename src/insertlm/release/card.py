@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from insertlm.core.version import VERSION
 from insertlm.recipe import Recipe
-from insertlm.tasks.text import Text
 
 if TYPE_CHECKING:
     from insertlm.model import Model
@@ -68,8 +67,6 @@ It writes like the texts it was trained on, and knows nothing else. It was not a
 def model_card(model: Model, recipe: Recipe, name: str) -> str:
     """recipe: as it is published   name: of the model"""
     task, shape, train = recipe.task, recipe.model, recipe.train
-    assert isinstance(task, Text)
-    sources = (task.train,) if isinstance(task.train, str) else task.train
     step = train.steps if model.step is None else model.step
     cut = f"Training ended early, at step {step:,} of {train.steps:,}." if step < train.steps else ""
     card = _CARD.format(
@@ -83,9 +80,9 @@ def model_card(model: Model, recipe: Recipe, name: str) -> str:
         longest=model.family.longest_text,
         steps=f"{step:,}",
         batch=f"{train.batch_size:,}",
-        block=f"{task.block:,}",
+        block=f"{task.longest_target:,}",
         seed=train.seed,
-        data=", ".join(f"`{source}`" for source in sources),
+        data=", ".join(f"`{source}`" for source in task.sources),
         version=VERSION,
         cut=cut,
     )

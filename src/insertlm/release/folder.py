@@ -22,12 +22,9 @@ import tokenizers
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import sync, write_durably, writing
 from insertlm.core.version import VERSION
-from insertlm.families.ilm import ILM
 from insertlm.recipe import Recipe, portable, to_yaml
 from insertlm.release.card import model_card
 from insertlm.storage.hub import FILES
-from insertlm.tasks.text import Text
-from insertlm.text.subwords import SubwordTokenizer
 
 if TYPE_CHECKING:
     from insertlm.model import Model
@@ -58,10 +55,9 @@ def check_place(folder: Path) -> None:
 
 def check_exportable(recipe: Recipe, name: str) -> None:
     """The code that goes with the weights knows one family, and texts."""
-    if not isinstance(recipe.task, Text):
-        task = recipe.task.__struct_config__.tag
-        raise InsertlmError(f"{name}: this is a model of the task {task}; expected a model of text")
-    if (family := recipe.family.__struct_config__.tag) != "ilm":
+    if recipe.task.kind != "text":
+        raise InsertlmError(f"{name}: this is a model of the task {recipe.task.tag}; expected a model of text")
+    if (family := recipe.family.tag) != "ilm":
         raise InsertlmError(f"{name}: this is a model of the family {family}; only ilm can be exported")
 
 
@@ -90,27 +86,25 @@ def export(model: Model, folder: Path, name: str | None = None) -> None:
 
 def _contents(model: Model, name: str) -> dict[str, bytes]:
     """Every file of the folder."""
-    tokenizer = model.text_tokenizer
-    assert isinstance(model.family, ILM) and isinstance(tokenizer, SubwordTokenizer)
-    recipe = portable(model.recipe)
+    recipe, files = portable(model.recipe), model.recipe.task.files()
     weights = {key: value.detach().float().contiguous().cpu() for key, value in model.family.state_dict().items()}
     written = {
         "README.md": model_card(model, recipe, name),
-        "config.json": _json(_config(model, tokenizer)),
+        "config.json": _json(_config(model)),
         _CODE.name: _CODE.read_text(encoding="utf-8"),
         "recipe.yaml": to_yaml(recipe),
-        "tokenizer.json": tokenizer.json,
-        "tokenizer_config.json": _json(_tokenizer_config(model, tokenizer)),
+        "tokenizer_config.json": _json(_tokenizer_config(model, files["tokenizer.json"])),
     }
     binary = {"model.safetensors": safetensors.torch.save(weights, metadata={"format": "pt"})}
-    contents = {**{key: text.encode() for key, text in written.items()}, **binary}
+    contents = {**{key: text.encode() for key, text in written.items()}, **files, **binary}
     assert contents.keys() == set(FILES)
     return contents
 
 
-def _config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, Any]:
+def _config(model: Model) -> dict[str, Any]:
     """What InsertlmConfig of the code reads, under the names that transformers has for it."""
-    shape, specials = model.recipe.model, tokenizer.specials
+    shape, tokenizer = model.recipe.model, model.text_tokenizer
+    specials = tokenizer.specials
     decode = msgspec.to_builtins(model.recipe.decode)
     del decode["parallel"]  # an ILM writes one token a step
     return {
@@ -134,10 +128,10 @@ def _config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(model: Model, tokenizer: SubwordTokenizer) -> dict[str, Any]:
+def _tokenizer_config(model: Model, tokenizer: bytes) -> dict[str, Any]:
     """Special tokens that lie behind the vocabulary have no name there; config.json has their ids."""
-    inner = tokenizers.Tokenizer.from_str(tokenizer.json)
-    names = {f"{_ROLES[role]}_token": inner.id_to_token(i) for role, i in tokenizer.specials._asdict().items()}
+    inner, specials = tokenizers.Tokenizer.from_buffer(tokenizer), model.text_tokenizer.specials
+    names = {f"{_ROLES[role]}_token": inner.id_to_token(i) for role, i in specials._asdict().items()}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

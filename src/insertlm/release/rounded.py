@@ -17,7 +17,6 @@ from insertlm.core.files import write_atomically
 from insertlm.model import load
 from insertlm.recipe import portable, to_yaml
 from insertlm.storage.weights import pack
-from insertlm.tasks.text import Text
 
 __all__ = ["main"]
 
@@ -26,8 +25,7 @@ def main(run: str, folder: str) -> None:
     """Write the folder."""
     model, place = load(run, "cpu"), Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    if isinstance(model.recipe.task, Text):
-        model.recipe.task.keep(place)
+    model.recipe.task.save_files(place)
     write_atomically(place / "model.safetensors", save(pack(model.family.state_dict())))
     write_atomically(place / "recipe.yaml", to_yaml(portable(model.recipe)).encode())
 

@@ -20,12 +20,12 @@ from insertlm.server.errors import RefusedError, invalid
 from insertlm.server.limits import Limits
 from insertlm.server.requests import RunningRequest, while_connected
 from insertlm.server.worker import Worker
-from insertlm.tasks.star import Star
 from insertlm.text.blanks import cut_out, parse_blanks
 
 __all__ = ["Kind", "Registry", "Served", "answer_head"]
 
 Kind = Literal["text", "star"]
+_KINDS: dict[str, Kind] = {"text": "text", "graph": "star"}  # what clients call the kinds of tasks that are served
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def answer_head(kind: str, one: Served) -> dict[str, Any]:
 
 
 def _kind(model: Model) -> Kind:
-    if isinstance(model.recipe.task, Star):
-        return "star"
-    _ = model.text_tokenizer  # refuses models of other tasks
-    return "text"
+    task = model.recipe.task
+    if task.kind not in _KINDS:
+        raise InsertlmError(f"{model.name}: this is a model of the task {task.tag}; expected {' or '.join(_KINDS)}")
+    return _KINDS[task.kind]

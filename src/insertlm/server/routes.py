@@ -27,6 +27,7 @@ from insertlm.server.schemas import (
     SolveBody,
     Usage,
 )
+from insertlm.tasks.base import expect_task
 from insertlm.tasks.star import Star, edges_of
 
 __all__ = ["ERRORS", "STREAM", "expect_json", "native_routes", "usage_of"]
@@ -86,15 +87,14 @@ def native_routes(registry: Registry) -> APIRouter:
         """Find the path through a star graph. The events are those of /v1/infill; at the start there are no cells."""
         one = registry.find(body.model, "star")
         running, draft = await registry.solve(one, body.prompt, body.seed, request.receive)
-        task = one.model.recipe.task
-        assert isinstance(task, Star)
+        task = expect_task(one.model.recipe.task, Star, one.name)
         return await _answer(running, draft, request, body.stream, answer_head("solve", one), partial(_solved, task))
 
     @router.get("/v1/graphs/example")
     async def example(seed: int = Query(0, ge=0, lt=1 << 62), model: str | None = None) -> Graph:
         """A star graph to solve, a different one for every seed, with the path to find."""
-        task = registry.find(model, "star").model.recipe.task
-        assert isinstance(task, Star)
+        one = registry.find(model, "star")
+        task = expect_task(one.model.recipe.task, Star, one.name)
         [drawn] = task.examples("test", 1, seed)
         *flat, source, goal = drawn.prefix
         edges = edges_of(flat)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import write_atomically
+from insertlm.core.section import NamedSection
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["SPLITS", "TENTHS", "Corpus", "Example", "Examples", "Split", "Task", "exact_scores"]
+__all__ = ["SPLITS", "TENTHS", "Corpus", "Example", "Examples", "Kind", "Split", "Task", "exact_scores", "expect_task"]
 
+Kind = Literal["text", "graph", "puzzle"]
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 # A hash of its content assigns an example to a split: the split, by index, of each tenth of all hashes.
@@ -31,14 +36,19 @@ class Examples:
     """Many examples as id matrices; what lies beyond a row's length is padding and means nothing.
 
     prefix: [N, P] int32   prefix_length: [N] int32   target: [N, L] int32   target_length: [N] int32
-    found: [N, L] int32, when somebody who solves it comes to know each target token, from 0; None: no such order
+    solving_order: [N, L] int32, the step, from 0, at which a solver of the task finds each target token; None where
+    there is no solver
     """
 
     prefix: NDArray[np.int32]
     prefix_length: NDArray[np.int32]
     target: NDArray[np.int32]
     target_length: NDArray[np.int32]
-    found: NDArray[np.int32] | None = None
+    solving_order: NDArray[np.int32] | None = None
+
+    @property
+    def fingerprint(self) -> None:
+        """As of a Corpus. The recipe alone says what examples in memory are, so they need none."""
 
     def __len__(self) -> int:
         return len(self.prefix_length)
@@ -51,8 +61,8 @@ class Examples:
 
     def take(self, rows: NDArray[np.int64]) -> Examples:
         """These, in this order."""
-        found = None if self.found is None else self.found[rows]
-        return Examples(self.prefix[rows], self.prefix_length[rows], self.target[rows], self.target_length[rows], found)
+        order = None if self.solving_order is None else self.solving_order[rows]
+        return Examples(self.prefix[rows], self.prefix_length[rows], self.target[rows], self.target_length[rows], order)
 
     def __iter__(self) -> Iterator[Example]:
         return (self[row] for row in range(len(self)))
@@ -61,6 +71,11 @@ class Examples:
 class Corpus(Protocol):
     """Examples that are too many to hold: read as they are needed, in any order."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Other examples have another one: a run goes on only with those it began with."""
+        ...
+
     def __len__(self) -> int: ...
 
     def take(self, documents: NDArray[np.int64]) -> Examples:
@@ -68,49 +83,93 @@ class Corpus(Protocol):
         ...
 
 
-class Task(Protocol):
-    """A source of examples. Tasks are recipe sections: their fields are the `task` keys of a recipe.
+class Task(NamedSection, frozen=True, kw_only=True):
+    """A source of examples, and a judge of what is written for them.
 
-    things: what its examples are, in the plural   solved: whether they say when each token is found, see Examples
+    A task is a recipe section: its fields are the keys of `task` in a recipe. The rest of the library knows a task by
+    what it declares here, and does not ask which class it is.
     """
 
-    things: ClassVar[str]
-    solved: ClassVar[bool]
+    kind: ClassVar[Kind]
+    things: ClassVar[str]  # what its examples are called, in the plural
+    has_answers: ClassVar[bool] = True  # False: texts are written from nothing, and none is the right one
+    has_solving_order: ClassVar[bool] = False  # whether its examples have one, see Examples
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # keys of well-known settings, by name
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        raise NotImplementedError
 
     @property
     def longest_prefix(self) -> int:
         """The most prefix tokens an example of this task can have."""
-        ...
+        raise NotImplementedError
 
     @property
     def longest_target(self) -> int:
         """The most target tokens an example of this task can have."""
-        ...
+        raise NotImplementedError
 
     def examples(self, split: Split, count: int | None = None, seed: int | None = None) -> Examples:
-        """The split's examples, the same at every call (`count`, `seed`: those of the recipe; another seed gives
-        fresh examples of the same split)."""
-        ...
+        """The split's examples, the same at every call.
+
+        count: how many, the recipe's number if None   seed: another one gives fresh examples of the same split
+        """
+        raise NotImplementedError
 
     def training_set(self) -> Examples | Corpus:
         """What training reads: examples that fit into memory, or a corpus that need not."""
-        ...
+        return self.examples("train")
 
     def render(self, example: Example) -> str:
         """An example as a person would want to read it."""
-        ...
+        raise NotImplementedError
 
     def parse_prompt(self, text: str) -> list[int]:
         """The prefix ids of what a user typed."""
-        ...
+        raise NotImplementedError
 
     def scores(self, example: Example, written: Sequence[int]) -> Mapping[str, float]:
         """How good a written text is, each from 0 to 1: at least `sequence_accuracy`, 1 if the example is solved, and
         `token_accuracy`. A score that only some examples have is averaged over those."""
-        ...
+        return exact_scores(example, written)
+
+    # --- Files. A model needs its vocabulary, which may be a file of the user's: each model folder gets a copy.
+
+    def files(self) -> dict[str, bytes]:
+        """What has to lie beside the weights, by file name."""
+        return {}
+
+    def save_files(self, folder: Path) -> None:
+        for name, data in self.files().items():
+            write_atomically(folder / name, data)
+
+    def fits_files(self, folder: Path) -> bool:
+        """Whether a model in `folder` was trained with the same files."""
+        return True
+
+    def with_files(self, folder: Path) -> Self:
+        """This task with the files in `folder`, if there are any, in place of its own."""
+        return self
+
+    def portable(self) -> Self:
+        """As it is published: with the names of files but not their folders, which are nobody else's business."""
+        return self
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where the examples come from, for readers of a model card."""
+        return ()
+
+
+T = TypeVar("T", bound=Task)
+
+
+def expect_task(task: Task, wanted: type[T], name: str) -> T:
+    """The task, if it is a `wanted`: for commands and routes that draw or serve one task only. name: for the message"""
+    if not isinstance(task, wanted):
+        raise InsertlmError(f"{name}: is about {task.things}; expected {wanted.things}")
+    return task
 
 
 def exact_scores(example: Example, written: Sequence[int]) -> Mapping[str, float]:

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.hashing import mix64
-from insertlm.core.section import Count, Index, Section
-from insertlm.tasks.base import SPLITS, TENTHS, Example, Examples, Split, exact_scores
+from insertlm.core.section import Count, Index
+from insertlm.tasks.base import SPLITS, TENTHS, Example, Examples, Kind, Split, Task
 from insertlm.text.tokenizers import WordTokenizer
 
 __all__ = ["PRESETS", "Star", "edges_of", "path_of", "split_of"]
@@ -54,11 +54,12 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 SEPARATORS = re.compile(r"->|[→>:|,;]|\bsource\b|\bgoal\b")
 
 
-class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
+class Star(Task, frozen=True, kw_only=True, tag="star"):
     """Find the path through a star graph."""
 
+    kind: ClassVar[Kind] = "graph"
     things: ClassVar[str] = "graphs"
-    solved: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     degree: Count  # paths through the junction
     min_nodes: Count  # nodes per path, junction included
@@ -115,9 +116,6 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
                 raise InsertlmError(f"the task is too small for three splits: no graph belongs to {split}")
         return _joined(parts, wanted)
 
-    def training_set(self) -> Examples:
-        return self.examples("train")
-
     def path(self, target: Sequence[int]) -> list[int]:
         """The nodes of a target's path from source to goal, in whichever order they are written."""
         path = path_of(target)
@@ -140,9 +138,6 @@ class Star(Section, frozen=True, kw_only=True, tag="star", tag_field="name"):
         prefix = [known[word] for word in words]
         self._check_prefix(prefix)
         return prefix
-
-    def scores(self, example: Example, written: Sequence[int]) -> Mapping[str, float]:
-        return exact_scores(example, written)
 
     def _check_prefix(self, prefix: list[int]) -> None:
         if len(prefix) < 4 or len(prefix) % 2:

@@ -10,7 +10,7 @@ the training files, by a hash of each text, so that no text is in two splits dra
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insertlm.core.errors import InsertlmError
-from insertlm.core.section import Count, Fraction, Section, Share
+from insertlm.core.section import Count, Fraction, Share
 from insertlm.data.order import Order
 from insertlm.data.sources import Separator
 from insertlm.data.store import Longer, Options, Store, open_store
-from insertlm.tasks.base import Example, Examples, Split, exact_scores
+from insertlm.tasks.base import SPLITS, Example, Examples, Kind, Split, Task
 from insertlm.text.detokenise import Detokeniser
 from insertlm.text.subwords import SubwordTokenizer, load_tokenizer
 
@@ -33,7 +33,7 @@ __all__ = ["Stored", "Text"]
 
 Sources = str | tuple[str, ...]
 
-_KEPT = "tokenizer.json"
+_TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Stored:
 
     store: Store
     width: int
+
+    @property
+    def fingerprint(self) -> str:
+        return self.store.fingerprint
 
     def __len__(self) -> int:
         return len(self.store)
@@ -52,11 +56,12 @@ class Stored:
         return Examples(nothing, np.zeros(len(documents), np.int32), target, length)
 
 
-class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
+class Text(Task, frozen=True, kw_only=True, tag="text"):
     """Write documents like those of a corpus."""
 
+    kind: ClassVar[Kind] = "text"
     things: ClassVar[str] = "documents"
-    solved: ClassVar[bool] = False
+    has_answers: ClassVar[bool] = False
 
     train: Sources  # files (.txt, .jsonl, also with .gz, .xz, .zst) or hub:NAME:SPLIT, one or several
     validation: Sources = ()  # the same; none: a share of the training files
@@ -94,34 +99,42 @@ class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
     def longest_target(self) -> int:
         return self.block
 
-    # A model and its vocabulary stay together: a run has a copy, which counts from then on.
+    def files(self) -> dict[str, bytes]:
+        return {_TOKENIZER: self.tokenizer.json.encode()}
 
-    def keep(self, folder: Path) -> None:
-        self.tokenizer.save(folder / _KEPT)
-
-    def keeps(self, folder: Path) -> bool:
-        """Whether there is a copy in `folder`, and of this tokenizer."""
-        copy = folder / _KEPT
+    def fits_files(self, folder: Path) -> bool:
+        copy = folder / _TOKENIZER
         return copy.is_file() and load_tokenizer(str(copy)).fingerprint == self.tokenizer.fingerprint
 
-    def kept(self, folder: Path) -> Text:
-        """This task with the copy in `folder`, if there is one."""
-        copy = folder / _KEPT
+    def with_files(self, folder: Path) -> Text:
+        copy = folder / _TOKENIZER
         return msgspec.structs.replace(self, vocabulary=str(copy)) if copy.is_file() else self
+
+    def portable(self) -> Text:
+        splits = {split: _names(getattr(self, split)) for split in SPLITS}
+        return msgspec.structs.replace(self, vocabulary=_TOKENIZER, **splits)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self._sources("train")
+
+    def _sources(self, split: Split) -> tuple[str, ...]:
+        own: Sources = getattr(self, split)
+        return (own,) if isinstance(own, str) else own
 
     def training_set(self) -> Stored:
         return self.stored("train")
 
     def stored(self, split: Split) -> Stored:
         """All documents of a split."""
-        own: Sources = getattr(self, split)
+        own = self._sources(split)
         if split != "train" and own:
             shares: tuple[tuple[str, float], ...] = ((split, 1.0),)
         else:
-            own, drawn = self.train, self._drawn
+            own, drawn = self._sources("train"), self._drawn
             shares = (("train", 1 - len(drawn) * self.share), *((other, self.share) for other in drawn))
         options = Options(self.block, self.documents, self.detokenise, self.longer, self.excerpts, shares)
-        store = _open((own,) if isinstance(own, str) else own, self.vocabulary, options)[split]
+        store = _open(own, self.vocabulary, options)[split]
         if not len(store):
             size = "smaller" if split == "train" else "larger"
             raise InsertlmError(f"no document for the {split} split; expected more documents or a {size} task.share")
@@ -137,14 +150,18 @@ class Text(Section, frozen=True, kw_only=True, tag="text", tag_field="name"):
     def render(self, example: Example) -> str:
         return self.tokenizer.decode(example.target)
 
-    def scores(self, example: Example, written: Sequence[int]) -> Mapping[str, float]:
-        return exact_scores(example, written)
-
     def parse_prompt(self, text: str) -> list[int]:
         """A model of text has learnt to write from nothing, so there is no prompt but the empty one."""
         if text:
             raise InsertlmError('a text model writes from nothing; expected the empty prompt ""')
         return []
+
+
+def _names(sources: Sources) -> Sources:
+    """Of files without their folders."""
+    if not isinstance(sources, str):
+        return tuple(str(_names(source)) for source in sources)
+    return sources if sources.startswith("hub:") else Path(sources).name
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, count, groupby
 from pathlib import Path
@@ -65,6 +65,11 @@ class SubwordTokenizer:
         marked = {i for i, token in self._inner.get_added_tokens_decoder().items() if token.special}
         kept = (i for word, i in self._inner.get_vocab().items() if not _RESERVED.fullmatch(word))
         return sorted(set(kept) - marked - set(self.specials))
+
+    @property
+    def names(self) -> list[Hashable]:
+        roles = {i: ("special", role) for role, i in self.specials._asdict().items()}
+        return [roles.get(i) or ("word", self._inner.id_to_token(i)) for i in range(self.size)]
 
     @cached_property
     def fingerprint(self) -> str:

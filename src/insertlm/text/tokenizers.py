@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from insertlm.core.errors import InsertlmError
 
-__all__ = ["Specials", "Tokenizer", "WordTokenizer"]
+__all__ = ["Specials", "Tokenizer", "WordTokenizer", "matching_ids"]
 
 
 class Specials(NamedTuple):
@@ -39,6 +39,11 @@ class Tokenizer(Protocol):
         """The ids a model may write: all that is neither special nor reserved."""
         ...
 
+    @property
+    def names(self) -> list[Hashable]:
+        """What every id stands for: the same word or special token has the same name in other vocabularies."""
+        ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -66,14 +71,8 @@ class WordTokenizer:
     def writable(self) -> list[int]:
         return list(range(len(self.words)))
 
-    def ids_in(self, other: WordTokenizer) -> list[int | None]:
-        """For every id, that of the same word or special token in another vocabulary; None where there is none."""
-        theirs = {name: number for number, name in enumerate(other._names)}
-        return [theirs.get(name) for name in self._names]
-
     @property
-    def _names(self) -> list[tuple[str, str | int]]:
-        """What every id stands for."""
+    def names(self) -> list[Hashable]:
         words, specials = (("word", word) for word in self.words), (("special", field) for field in Specials._fields)
         return [*words, *specials, *(("reserved", number) for number in range(self.reserved))]
 
@@ -91,3 +90,9 @@ class WordTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         names = {i: f"<{name}>" for name, i in self.specials._asdict().items()}
         return " ".join(self.words[i] if i < len(self.words) else names.get(i, f"<{i}>") for i in ids)
+
+
+def matching_ids(ours: Tokenizer, theirs: Tokenizer) -> list[int | None]:
+    """For each of our ids, their id of the same word or special token; None where they have none."""
+    known = {name: number for number, name in enumerate(theirs.names)}
+    return [known.get(name) for name in ours.names]

@@ -25,7 +25,6 @@ from insertlm.core.files import write_atomically
 from insertlm.core.processes import Processes
 from insertlm.core.version import VERSION
 from insertlm.data.order import Order
-from insertlm.data.store import Store
 from insertlm.evaluation.accuracy import accuracy
 from insertlm.evaluation.losses import mean_losses
 from insertlm.families.base import Family
@@ -34,7 +33,7 @@ from insertlm.inference.settings import Prompt
 from insertlm.recipe import Recipe, TrainConfig, build_family, differences, load_recipe, to_yaml
 from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.base import Corpus, Examples
-from insertlm.tasks.text import Stored, Text
+from insertlm.text.tokenizers import matching_ids
 from insertlm.training.metrics import MetricsLog, open_tracker
 from insertlm.training.parallel import ParallelStep, ReplicatedStep
 from insertlm.training.saving import Saver, locked
@@ -56,7 +55,7 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
     _check(recipe.train, processes)
     with torch.device("meta"):  # what cannot be a model, or write as it is to, is refused before anything is written
         family = build_family(recipe)
-    if recipe.train.validate_every and _has_answers(recipe):
+    if recipe.train.validate_every and recipe.task.has_answers:
         family.check(_prompts(recipe.task.examples("validation")), recipe.decode)
     processes.agree("recipe", f"insertlm {VERSION}\n{to_yaml(recipe)}")
     if processes.device.type == "cuda":
@@ -88,15 +87,14 @@ def _claimed(run: Path, recipe: Recipe) -> Iterator[None]:
         place = run / "recipe.yaml"
         if checkpoint.latest(run / "checkpoints") is not None:
             different = [what for what in differences(recipe, load_recipe(place)) if not what.startswith(_TOPOLOGY)]
-            if isinstance(recipe.task, Text) and not recipe.task.keeps(run):
-                different.append(f"{recipe.task.vocabulary} has changed since")
+            if not recipe.task.fits_files(run):
+                different.append("task.tokenizer has changed since")
             if different:
                 raise InsertlmError(
                     f"{run} holds a run of another recipe ({'; '.join(different)}); choose another --run"
                 )
         else:
-            if isinstance(recipe.task, Text):
-                recipe.task.keep(run)
+            recipe.task.save_files(run)
             write_atomically(place, to_yaml(recipe).encode())
         checkpoint.sweep(run / "checkpoints")
         yield
@@ -122,8 +120,8 @@ class _Run:
         data = recipe.task.training_set()
         if recipe.train.validate_every:
             recipe.task.examples("validation", 1)  # if there are none, now is the time to know
-        if isinstance(data, Stored):
-            self._recognise(data.store)
+        if data.fingerprint is not None:
+            self._recognise(data.fingerprint)
         self.order = Order(len(data), recipe.train.batch_size, recipe.train.seed)
         self.step = build_step(recipe, data, self.order, processes)
         self.best: float | None = None  # validation of a checkpoint
@@ -138,14 +136,14 @@ class _Run:
         self.bar = self.progress.add_task("train", total=recipe.train.steps, completed=self.done, **fields)
         self.logged, self.logged_at = self.done, time.monotonic()
 
-    def _recognise(self, texts: Store) -> None:
+    def _recognise(self, fingerprint: str) -> None:
         """A run learns from the same texts whenever it is started, or it would be that of no recipe."""
         place = self.run / "corpus.sha256"
         if place.is_file() and checkpoint.latest(self.checkpoints) is not None:
-            if place.read_text() != texts.fingerprint:
+            if place.read_text() != fingerprint:
                 raise InsertlmError(f"{self.run}: its training texts have changed since it began; choose another --run")
         elif self.processes.first:
-            write_atomically(place, texts.fingerprint.encode())
+            write_atomically(place, fingerprint.encode())
 
     def go(self) -> bool:
         """Whether the last step was reached."""
@@ -214,7 +212,7 @@ class _Run:
         """With the averaged weights, on the validation split: exact match where the prefix asks for something, the
         losses of training where nothing does and no text is the right one. A score, higher is better."""
         examples = self.recipe.task.examples("validation")
-        answers = _has_answers(self.recipe)
+        answers = self.recipe.task.has_answers
         with self.step.averaged() as family:
             family.eval()
             scores = self._accuracy(family, examples) if answers else self._losses(family, examples)
@@ -258,24 +256,19 @@ class _Run:
         from insertlm.storage.folders import find, read_weights
 
         folder, task = find(name), self.recipe.task
-        if isinstance(task, Text) and not task.keeps(folder):
-            raise InsertlmError(f"{name}: has another tokenizer than {task.vocabulary}")
+        if not task.fits_files(folder):
+            raise InsertlmError(f"{name}: has another tokenizer than task.tokenizer")
         other, weights = load_recipe(folder / "recipe.yaml"), read_weights(folder)[0]
         if (theirs := other.model.heads) != (ours := self.recipe.model.heads):
             raise InsertlmError(f"{name}: has {theirs} heads, expected {ours}, as model.heads has it")
-        if not isinstance(task, Text):
-            if isinstance(other.task, Text):
+        if task.kind != "text":  # else the ids are the same
+            if other.task.kind == "text":
                 raise InsertlmError(f"{name}: is a model of text; expected one of tasks")
-            weights = _renumbered(weights, task.tokenizer.ids_in(other.task.tokenizer))
+            weights = _renumbered(weights, matching_ids(task.tokenizer, other.task.tokenizer))
         try:
-            self.step.begin_with(weights, akin=type(other.family) is not type(self.recipe.family))
+            self.step.begin_with(weights, akin=other.family.tag != self.recipe.family.tag)
         except InsertlmError as error:
             raise InsertlmError(f"{name}: {error}") from error
-
-
-def _has_answers(recipe: Recipe) -> bool:
-    """Whether a text can be right: its prefix asks for something."""
-    return recipe.task.longest_prefix > 0
 
 
 def _prompts(examples: Examples) -> list[Prompt]:

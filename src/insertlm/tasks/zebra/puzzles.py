@@ -71,8 +71,8 @@ class Puzzles:
         prefix = [part._prefix() for part in parts]
         orders = [part._order(by_house) for part in parts]
         target = [part._target(order, firsts) for part, order in zip(parts, orders, strict=True)]
-        found = [part._found(order) for part, order in zip(parts, orders, strict=True)]
-        return Examples(*_joined(prefix), *_joined(target), _joined(found)[0])
+        solving_order = [part._solving_order(order) for part, order in zip(parts, orders, strict=True)]
+        return Examples(*_joined(prefix), *_joined(target), _joined(solving_order)[0])
 
     def _prefix(self) -> tuple[Bytes, NDArray[np.int32]]:
         """The words of all clues, one after the other, and how many each puzzle has."""
@@ -91,7 +91,7 @@ class Puzzles:
         triples = np.stack([value // SIDE, house, value % SIDE], axis=1) + np.array(firsts, np.uint8)
         return triples[order].ravel(), 3 * self._sizes
 
-    def _found(self, order: _Cells) -> tuple[Bytes, NDArray[np.int32]]:
+    def _solving_order(self, order: _Cells) -> tuple[Bytes, NDArray[np.int32]]:
         """When deduction finds each of these triples, likewise: a number for each of its ids."""
         first = np.repeat(self._sizes.cumsum() - self._sizes, self._sizes)
         turn = (np.arange(len(self.cells)) - first).astype(np.uint8)

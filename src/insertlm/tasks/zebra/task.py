@@ -31,26 +31,26 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from insertlm.core.errors import InsertlmError
-from insertlm.core.section import Count, Index, Section
-from insertlm.tasks.base import SPLITS, Example, Examples, Split
+from insertlm.core.section import Count, Index
+from insertlm.tasks.base import SPLITS, Example, Examples, Kind, Split, Task
 from insertlm.tasks.zebra.clues import LEAST, MOST_TOKENS, NONE, OWN_WORDS, SIDE, TOKENIZER, Street, name, read
 from insertlm.tasks.zebra.puzzles import VERSION, Puzzles, Sizes, make
 from insertlm.tasks.zebra.store import stored
 from insertlm.text.tokenizers import WordTokenizer
 
-__all__ = ["PRESETS", "Triple", "Zebra", "in_threes", "places", "table"]
-
-PRESETS: dict[str, dict[str, Any]] = {"zebra": {}}
+__all__ = ["Triple", "Zebra", "in_threes", "places", "table"]
 
 Side = Annotated[int, msgspec.Meta(ge=LEAST, le=SIDE)]
 Triple = tuple[int, ...]
 
 
-class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
+class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
     """Find out who lives where."""
 
+    kind: ClassVar[Kind] = "puzzle"
     things: ClassVar[str] = "puzzles"
-    solved: ClassVar[bool] = True
+    has_solving_order: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"zebra": {}}
 
     min_houses: Side = LEAST  # all combinations of numbers of houses and attributes are equally likely
     max_houses: Side = SIDE
@@ -96,9 +96,6 @@ class Zebra(Section, frozen=True, kw_only=True, tag="zebra", tag_field="name"):
             make=lambda: self._make(split, count, self.seed).arrays(),
         )
         return Puzzles(**kept)[:count]
-
-    def training_set(self) -> Examples:
-        return self.examples("train")
 
     def render(self, example: Example) -> str:
         """The clues in English, the target as a table, and the words of both."""

@@ -1,0 +1,14 @@
+"""All families. A new one is a file of its own, its import and its place in the union here, and a recipe."""
+
+from __future__ import annotations
+
+from insertlm.families.arm import ArmConfig
+from insertlm.families.ilm import IlmConfig
+from insertlm.families.it import ItConfig
+from insertlm.families.mdm import MdmConfig
+
+__all__ = ["DEFAULT", "AnyFamily"]
+
+AnyFamily = IlmConfig | ArmConfig | MdmConfig | ItConfig
+
+DEFAULT = IlmConfig()  # of a recipe that has no section `family`

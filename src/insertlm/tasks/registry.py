@@ -1,0 +1,26 @@
+"""All tasks. A new one is a file of its own, its import and its place in the union here, and a recipe."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from insertlm.core.errors import InsertlmError
+from insertlm.tasks.base import Task
+from insertlm.tasks.star import Star
+from insertlm.tasks.text import Text
+from insertlm.tasks.zebra.task import Zebra
+
+__all__ = ["PRESETS", "AnyTask", "preset"]
+
+AnyTask = Star | Zebra | Text
+
+_PRESETS: dict[str, Task] = {name: kind(**keys) for kind in get_args(AnyTask) for name, keys in kind.presets.items()}
+# As a recipe would have them: the keys of the section `task`.
+PRESETS: dict[str, dict[str, Any]] = {name: {"name": task.tag, **task.presets[name]} for name, task in _PRESETS.items()}
+
+
+def preset(name: str) -> Task:
+    """The task of that name, such as star-hard."""
+    if name not in _PRESETS:
+        raise InsertlmError(f"unknown dataset {name!r}; expected one of {', '.join(_PRESETS)}")
+    return _PRESETS[name]

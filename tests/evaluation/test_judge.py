@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -222,10 +223,10 @@ def test_what_may_pass_is_tried_again(server: Server, endpoint: Callable[..., En
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [
-        ((503, b"very\nbusy"), "no answer after 3 tries: 503 very busy; what is judged already is kept, run it again"),
-        ((200, b"{}"), "no answer after 3 tries: its reply is no chat completion"),
+        ((503, b"very\nbusy"), "no answer after 3 tries: 503 very busy; finished judgements are kept, run it again"),
+        ((200, b"{}"), "no answer after 3 tries: its reply is not a chat completion"),
         ((200, b"<html>"), "no answer after 3 tries: Expecting value"),
-        (None, "no answer after 3 tries: Remote end closed connection"),
+        (None, "no answer after 3 tries: Server disconnected"),
     ],
 )
 def test_what_does_not_pass(
@@ -240,8 +241,8 @@ def test_what_does_not_pass(
     ("trouble", "message"),
     [
         ((401, b'{"error": {"message": "bad key"}}'), "401 bad key; expected the key .* variable OPENAI_API_KEY"),
-        ((404, b""), "404 Not Found; expected an address that ends before /chat/completions, and a --model"),
-        ((400, b'{"error": "x"}'), '400 {"error": "x"}; expected a server that answers as OpenAI'),
+        ((404, b""), "404 Not Found; expected a URL that ends before /chat/completions, and a --model"),
+        ((400, b'{"error": "x"}'), '400 {"error": "x"}; expected a server that answers like OpenAI'),
     ],
 )
 def test_a_refusal_is_not_tried_again(
@@ -262,12 +263,29 @@ def test_a_server_that_is_too_slow(server: Server, endpoint: Callable[..., Endpo
 def test_nobody_there() -> None:
     with pytest.raises(InsertlmError, match=r"127.0.0.1:9/chat/completions: no answer after 2 tries: .*refused"):
         list(Endpoint("http://127.0.0.1:9", "m", pause=0.001, tries=2).answers(["Well?"]))
-    for url in ("localhost:8000", "ftp://x", "http://"):
-        with pytest.raises(InsertlmError, match="expected an address such as http://localhost:8000/v1"):
+    for url in ("localhost:8000", "ftp://x", "http://", "http://a:b"):
+        with pytest.raises(InsertlmError, match="expected a URL such as http://localhost:8000/v1"):
             Endpoint(url, "m")
 
 
+def test_a_redirect_is_a_refusal(server: Server, endpoint: Callable[..., Endpoint]) -> None:
+    server.replies = [(302, b"")]
+    with pytest.raises(InsertlmError, match="302 Found; expected a server"):
+        list(endpoint().answers(["Well?"]))
+
+
 # --- From the command line
+
+
+def test_without_httpx_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_text("One.\n", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "insertlm.evaluation.endpoint")
+    assert main(["evaluate", "judge", str(tmp_path / "texts.txt"), "--endpoint", "http://localhost:1/v1"]) == 2
+    line = "insertlm: a judge behind an endpoint needs httpx: pip install 'insertlm[text]'\n"
+    assert capsys.readouterr().err == line
 
 
 def test_the_command_goes_on_where_a_failure_stopped_it(
@@ -281,7 +299,7 @@ def test_the_command_goes_on_where_a_failure_stopped_it(
     server.replies = [answer("[RESULT] 5"), answer("Nothing."), (500, b"boom")]
     assert main(call) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "no answer after 1 tries: 500 boom; what is judged already is kept, run it again" in line
+    assert "no answer after 1 tries: 500 boom; finished judgements are kept, run it again" in line
     assert main(call) == 0
     out = capsys.readouterr().out
     assert len(server.requests) == 5

@@ -89,13 +89,18 @@ def evaluate_infilling(args: Namespace) -> None:
 
 def evaluate_judge(args: Namespace) -> None:
     from insertlm.core.progress import progress_bar
-    from insertlm.evaluation.endpoint import Endpoint
-    from insertlm.evaluation.judge import LocalJudge, judge_texts, summarise_verdicts
+    from insertlm.evaluation.judge import Judge, LocalJudge, judge_texts, summarise_verdicts
     from insertlm.evaluation.rubrics import RUBRICS
     from insertlm.model import choose_device
 
     device = choose_device(args.device)
-    judge = Endpoint(args.endpoint, args.judge) if args.endpoint else LocalJudge(args.judge, device)
+    judge: Judge
+    if args.endpoint:
+        from insertlm.evaluation.endpoint import Endpoint
+
+        judge = Endpoint(args.endpoint, args.judge)
+    else:
+        judge = LocalJudge(args.judge, device)
     out = _out(args, f"{_name(args.source)}-judge-{_plain(Path(args.judge).name)}.json")
     rubrics = list(dict.fromkeys(args.rubrics or RUBRICS))
     with Journal(_journal(out)) as journal:

@@ -84,8 +84,8 @@ def newest() -> Path:
     [
         (
             "",
-            "expected a command, one of train, evaluate, generate, infill, data, export, solve, serve, plot; "
-            "see insertlm --help",
+            "expected a command, one of train, evaluate, generate, infill, data, export, lm-eval, solve, serve, "
+            "plot; see insertlm --help",
         ),
         ("train", "the following arguments are required: RECIPE"),
         ("evaluate", "the following arguments are required: RUN"),

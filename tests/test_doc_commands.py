@@ -54,7 +54,7 @@ ONLY_PARSED = {
     r".*--push ": "needs the Hub; tests/storage/test_hub.py runs it against a stand-in",
     r".*--model me/stories": "needs the Hub; tests/storage/test_hub.py runs it against a stand-in",
     r"insertlm evaluate (infilling|judge|nll) ": "needs a model of billions of parameters; tests/evaluation runs it",
-    r"(lm_eval|python -m insertlm.evaluation.harness) ": "needs tasks of the Hub; test_harness.py has its own",
+    r"insertlm lm-eval ": "needs tasks of the Hub; tests/cli/test_lm_eval.py has its own",
     r"insertlm serve": "runs until it is stopped; the server has tests of its own",
     r"curl ": "asks a server that does not run here; the server has tests of its own",
     r"insertlm train recipes/stories/": "needs data sets from the Hub; tests/corpus reads local ones",

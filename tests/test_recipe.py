@@ -133,6 +133,13 @@ def test_differences_name_every_key_that_differs() -> None:
         ),
         ("train", {"steps": 5, "tracker": "x"}, "train.tracker: expected one of none, tensorboard, wandb, got 'x'"),
         ("train", {"steps": 5, "step": 6}, "train.step: unknown key; did you mean steps?"),
+        (
+            "family",
+            {"ends": 0.5},
+            "family.ends: a key of an older version; remove it if it is 0, else write family.group and family.frame",
+        ),
+        ("train", {"steps": 5, "compile": None}, "train.compile: null is a value of an older version; write true"),
+        ("train", {"steps": 5, "precision": None}, "train.precision: null is a value of an older version; write auto"),
         ("train", {"steps": 5, 1: 2}, "train: expected names as keys, got 1"),
         ("train", {"steps": 5, "a`b": 2}, "train: expected names as keys, got 'a`b'"),
         ("train", {}, "train.steps: missing; expected this key"),

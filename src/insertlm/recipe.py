@@ -255,6 +255,7 @@ def _convert(sections: Mapping[str, Any], kind: type[_Tree], source: str, overri
         tree = msgspec.convert(sections, kind, strict=False)
     except msgspec.ValidationError as error:
         place, what = _explain(str(error), sections)
+        what = _outdated(place, sections) or what
         raise InsertlmError(f"{_where(place, source, overridden)}: {what}") from error
     for place, value in _flatten(msgspec.to_builtins(tree)).items():
         if isinstance(value, int | float) and not -_MOST <= value <= _MOST:  # not a number is not, either
@@ -298,6 +299,21 @@ def _explain(message: str, sections: Mapping[str, Any]) -> tuple[str, str]:
         expected = match[1].replace(" | ", " or ").replace("object", "a mapping of keys")
         return place, f"expected {expected}{match[2]}, got {_shown(value)}"
     return place, what
+
+
+# Keys that older versions wrote and this one does not know, and keys for which they wrote null.
+_REMOVED = {"family.ends": "remove it if it is 0, else write family.group and family.frame"}
+_NULLS = {"train.compile": "true", "train.precision": "auto"}
+
+
+def _outdated(place: str, sections: Mapping[str, Any]) -> str | None:
+    """What to change in a recipe that an older version wrote."""
+    if place in _REMOVED:
+        return f"a key of an older version; {_REMOVED[place]}"
+    section, _, key = place.partition(".")
+    if place in _NULLS and sections[section][key] is None:
+        return f"null is a value of an older version; write {_NULLS[place]}"
+    return None
 
 
 def _unknown(name: str, known: Sequence[str], kind: str) -> str:

@@ -386,3 +386,36 @@ def test_a_tokenizer_from_text(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no usable document in" in capsys.readouterr().err
     assert load_tokenizer(str(out)).size == 270  # the one that was there
     assert load_tokenizer(str(out)).size == 270
+
+
+# --- Texts that begin with a dash
+
+
+@pytest.mark.parametrize(
+    "words", [["--", "--Well. ___"], ["--Well. ___"], ["--seed", "3", "--", "--well.___"], ["-Well. He ___"]]
+)
+def test_a_text_that_begins_with_a_dash_is_no_option(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(commands, "infill", seen.append)
+    assert main(["infill", *words]) == 0
+    assert (seen[0].text, seen[0].overrides) == (words[-1], [])
+
+
+def test_overrides_stand_before_the_dashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(commands, "infill", seen.append)
+    assert main(["infill", "--decode.top_k", "3", "--", "--decode.top_k=4 ___"]) == 0
+    assert (seen[0].text, seen[0].overrides) == ("--decode.top_k=4 ___", [("decode.top_k", "3")])
+
+
+@pytest.mark.parametrize("text", ["--Well.___", "--Well,___", "--seed=1___"])
+def test_a_text_that_is_taken_for_an_option_brings_a_hint(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infill", text]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("; write -- before a text that begins with a dash") or text.startswith("--seed")
+
+
+@pytest.mark.parametrize("module", ["insertlm", "insertlm.cli"])
+def test_the_package_and_its_command_line_run_as_modules(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"insertlm {insertlm.__version__}\n"

@@ -29,6 +29,7 @@ OVERRIDES = {
     "data": (),
     "data infilling": (),
     "export": (),
+    "lm-eval": (),
     "solve": (),
     "serve": (),
     "plot": ("decode",),
@@ -97,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
         _add_data,
         _add_data_infilling,
         _add_export,
+        _add_lm_eval,
         _add_solve,
         _add_serve,
         _add_plot,
@@ -295,6 +297,13 @@ def _add_export(subparsers: Any) -> None:
     command.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="to write: new, or an earlier export")
     command.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face Hub, as one commit")
     command.add_argument("--private", action="store_true", help="if --push makes the repository: only for you")
+
+
+def _add_lm_eval(subparsers: Any) -> None:
+    """For the list of commands alone: main.py hands its arguments to lm_eval unread."""
+    subparsers.add_parser(
+        "lm-eval", help="run lm-evaluation-harness, which then knows --model insertlm", add_help=False
+    )
 
 
 def _add_solve(subparsers: Any) -> None:

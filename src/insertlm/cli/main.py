@@ -1,7 +1,7 @@
-"""`insertlm train | evaluate | generate | infill | data | export | solve | serve | plot`.
+"""The command `insertlm`: reads the arguments and runs the command they name.
 
-arguments.py knows what each command takes, this file finds out which is meant, and the modules beside it carry it out.
-Whatever a user can get wrong ends as one line on standard error and exit code 2.
+arguments.py declares what each command takes, and the modules beside it carry the commands out. Every mistake of a user
+ends as one line on standard error and exit code 2.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import shlex
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from insertlm.cli.arguments import OVERRIDES, parser
@@ -29,8 +30,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    if sys.stdout is None:  # closed, as some daemons have it
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as we run
+    if sys.stdout is None:  # daemons may start us with it closed
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # stays open until we exit
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an arrow that a terminal cannot show is no reason to fail
     try:
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except InsertlmError as error:
         return _complain(str(error))
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough; what was to be done may not be
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe; the work may be unfinished
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
@@ -54,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> None:
+    if arguments[:1] == ["lm-eval"]:  # all that follows is for lm_eval to read, --help too
+        from insertlm.cli.lm_eval import lm_eval
+
+        lm_eval(arguments[1:])
+        return
     plain, overrides = _split_off_overrides(arguments)
     parsed, rest = _parse(plain)
     if parsed.version:
@@ -63,7 +69,7 @@ def _run(arguments: list[str]) -> None:
         raise InsertlmError(f"expected a command, one of {', '.join(_commands())}; see insertlm --help")
     _refuse_unknown(parsed, rest, overrides)
     parsed.overrides, parsed.line = overrides, shlex.join(["insertlm", *arguments])
-    from insertlm.cli import commands  # not for help and mistakes, which are answered at once
+    from insertlm.cli import commands  # slow to import; help and mistakes do not need it
 
     getattr(commands, parsed.function)(parsed)
 
@@ -76,7 +82,10 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """`evaluate nll FILE` is a command of two words; `evaluate RUN` is not."""
     words = " ".join(arguments[:2])
     if len(arguments) < 2 or words not in OVERRIDES:
-        return parser().parse_known_args(arguments)
+        try:
+            return parser().parse_known_args(arguments)
+        except InsertlmError as error:
+            raise InsertlmError(f"{error}{_dash_hint(arguments) if 'required: TEXT' in str(error) else ''}") from error
     try:
         return parser().parse_known_args([words, *arguments[2:]])
     except InsertlmError as error:
@@ -100,26 +109,37 @@ def _refuse_unknown(parsed: argparse.Namespace, rest: Sequence[str], overrides: 
             raise InsertlmError(f"unknown argument --{key}; {hint}")
 
 
-def _split_off_overrides(arguments: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Take out `--section.key value` and `--section.key=value`, which argparse does not know one by one."""
+def _split_off_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Take out `--section.key value` and `--section.key=value`, which argparse does not know one by one. What follows
+    `--` stays as it is, and so does a text such as "--Well. ___", which is no name of a key."""
     plain: list[str] = []
     overrides: list[tuple[str, str]] = []
     queue = deque(arguments)
     while queue:
         argument = queue.popleft()
+        if argument == "--":
+            return [*plain, argument, *queue], overrides
         name, equals, value = argument.partition("=")
-        if not name.startswith("--") or "." not in name:
+        if not re.fullmatch(r"--\w[^\s.]*\.\S*", name):
             plain.append(argument)
             continue
         if not equals:
             if not queue or queue[0].startswith("--"):
-                raise InsertlmError(f"{name}: expected a value, as in {name} VALUE")
+                raise InsertlmError(f"{name}: expected a value, as in {name} VALUE{_dash_hint(arguments)}")
             value = queue.popleft()
         overrides.append((name[2:], value))
     return plain, overrides
 
 
+def _dash_hint(arguments: Sequence[str]) -> str:
+    """For a text that was taken for an option."""
+    dashed = any(argument.startswith("-") for argument in arguments[1:])
+    return "; write -- before a text that begins with a dash" if arguments[0] == "infill" and dashed else ""
+
+
 def _complain(message: str) -> int:
-    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":  # torchrun's others see it too
+    if (
+        os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+    ):  # under torchrun only one process complains
         print("insertlm:", " ".join(message.splitlines()), file=sys.stderr)
     return 2

@@ -1,4 +1,4 @@
-"""Models of this library for lm-evaluation-harness, which harness.py tells of this file.
+"""Models of this library for lm-evaluation-harness. To import this module registers them as `insertlm`.
 
 Design choices:
 - A likelihood is the probability that a text which begins with the context goes on with the continuation, and ends

@@ -132,6 +132,8 @@ def check(command: str) -> None:
 
 def check_insertlm(arguments: list[str]) -> None:
     arguments = list(takewhile(lambda word: word not in ("<", ">", "|"), arguments))  # the rest is the shell's
+    if arguments[0] == "lm-eval":  # the rest is for lm_eval to read
+        return
     plain, overrides = cli._split_off_overrides(arguments)
     try:
         parsed, rest = cli._parse(plain)

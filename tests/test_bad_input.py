@@ -89,7 +89,7 @@ def newest() -> Path:
         ),
         ("train", "the following arguments are required: RECIPE"),
         ("evaluate", "the following arguments are required: RUN"),
-        ("plot", "the following arguments are required: PICTURE"),
+        ("plot", "the following arguments are required: PLOT"),
         ("data", "the following arguments are required: NAME"),
         ("data star-hrad", "unknown dataset 'star-hrad'; expected one of star-easy, star-medium, star-hard, zebra"),
         ("solve", "the following arguments are required: FILE"),

@@ -1,4 +1,4 @@
-"""What every command takes. Nothing here is slow to import: help and mistakes are answered at once."""
+"""The arguments of every command. Quick to import, so that help and mistakes are answered at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from insertlm.text.detokenise import Detokeniser
 
 __all__ = ["OVERRIDES", "parser"]
 
-# The sections of a recipe that `--section.key value` may change.
+# The sections of a recipe that `--section.key value` may change, by command.
 OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
     "evaluate": ("decode",),
@@ -35,11 +35,16 @@ OVERRIDES = {
     "plot": ("decode",),
 }
 
+# Parts of help texts that several commands share.
+_MODEL = "run folder, exported folder, Hub id or bundled model (default: the bundled {})"
+_WRITER, _FILLER = _MODEL.format("star-hard-mini"), _MODEL.format("stories-mini")
+_TEXTS = "file of texts, .txt or .jsonl, also with .gz, .xz or .zst"
+_FIELD = "field of a .jsonl file that holds the text"
+_DECODE = "--decode.KEY VALUE changes a decoding setting, e.g. --decode.temperature 0.8 --decode.position_top_k 0."
+_RESUME = "Run a stopped command again, and it goes on where it was."
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without argparse's usage."""
-        raise InsertlmError(message)
+
+# --- Types of arguments
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
@@ -57,11 +62,11 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-_count, _seed = _whole(1, 10**9), _whole(0, (1 << 62) - 1)
+_count, _seed, _length = _whole(1, 10**9), _whole(0, (1 << 62) - 1), _whole(0, 10**6)
 
 
 def _folder(text: str) -> Path:
-    if not text:  # a variable that is not set
+    if not text:  # such as a shell variable that is not set
         raise argparse.ArgumentTypeError("expected a folder, got an empty name")
     return Path(text)
 
@@ -82,19 +87,55 @@ def _sweep(text: str) -> tuple[str, list[str]]:
     return key.removeprefix("decode."), listed
 
 
-_split, _over = _one_of("train", "validation", "test"), _one_of("minutes", "steps")
+# --- Parsers
+
+
+class _Parser(argparse.ArgumentParser):
+    """With the kinds of options that our commands have. The help of an option ends with its default, if it has one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise one line instead of printing the usage, as argparse would."""
+        raise InsertlmError(message)
+
+    def option(self, name: str, about: str, default: object = None, **more: Any) -> None:
+        shown = "" if default is None else f" (default: {default})"
+        self.add_argument(name, default=default, help=f"{about}{shown}", **more)
+
+    def number(
+        self, name: str, about: str, default: Any = None, kind: Callable[[str], int] = _count, **more: Any
+    ) -> None:
+        self.option(name, about, default, type=kind, metavar="N", **more)
+
+    def seed(self, about: str, default: int = 0) -> None:
+        self.number("--seed", f"seed of {about}", default, _seed)
+
+    def file(self, name: str, about: str, **more: Any) -> None:
+        self.add_argument(name, type=Path, help=about, **{"metavar": "FILE", **more})
+
+    def flag(self, name: str, about: str) -> None:
+        self.add_argument(name, action="store_true", help=about)
+
+    def device(self) -> None:
+        self.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
+
+    def split(self) -> None:
+        self.option("--split", "train, validation or test", "test", type=_one_of("train", "validation", "test"))
 
 
 def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
-    whole.add_argument("--version", action="store_true", help="print the version")
+    whole.flag("--version", "print the version")
     subparsers = whole.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for add in (
         _add_train,
         _add_evaluate,
-        *_TEXT_EVALUATIONS,
+        _add_evaluate_nll,
+        _add_evaluate_infilling,
+        _add_evaluate_judge,
+        _add_evaluate_frontier,
         _add_generate,
         _add_infill,
+        _add_infill_set,
         _add_data,
         _add_data_infilling,
         _add_export,
@@ -108,279 +149,249 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: str = "") -> _Parser:
-    """A command, carried out by the function of commands.py that has its name or the one given."""
+    """A command. The function of commands.py that has its name, with _ for a space, carries it out."""
     about = f"{summary[0].upper()}{summary[1:]}."
     command: _Parser = subparsers.add_parser(name, help=summary, description=about, epilog=epilog, allow_abbrev=False)
-    command.set_defaults(function=function or name)
+    command.set_defaults(function=function or name.replace(" ", "_"))
     return command
 
 
-_MODEL_HELP = "run folder, export, Hub id or bundled model (default: the bundled {})"
-_WRITER, _FILLER = _MODEL_HELP.format("star-hard-mini"), _MODEL_HELP.format("stories-mini")
-
-
-def _add_model(command: _Parser) -> None:
-    command.add_argument("model", nargs="?", metavar="MODEL", help=_WRITER)
-
-
-def _add_device(command: _Parser) -> None:
-    command.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
-
-
-_DECODE_NOTE = "--decode.KEY VALUE changes how it decodes, e.g. --decode.temperature 0.8 --decode.position_top_k 0"
+# --- Training and evaluation
 
 
 def _add_train(subparsers: Any) -> None:
-    note = "--SECTION.KEY VALUE changes the recipe, e.g. --train.steps 200 --model.width 64. Run it again to resume."
-    command = _add(subparsers, "train", "train a model from a recipe", note)
-    command.add_argument("recipe", type=Path, metavar="RECIPE", help="such as recipes/star_hard/ilm.yaml")
-    command.add_argument(
-        "--run", type=_folder, metavar="DIR", help="run folder (default: runs/FOLDER-NAME of the recipe)"
-    )
-    _add_device(command)
+    note = "--SECTION.KEY VALUE changes a key of the recipe, e.g. --train.steps 200 --model.width 64."
+    command = _add(subparsers, "train", "train a model from a recipe", f"{note} {_RESUME}")
+    command.file("recipe", "YAML file, such as recipes/star_hard/ilm.yaml", metavar="RECIPE")
+    about = "run folder to write (default: runs/FOLDER-NAME, after the folder and name of the recipe)"
+    command.add_argument("--run", type=_folder, metavar="DIR", help=about)
+    command.device()
 
 
 def _add_evaluate(subparsers: Any) -> None:
-    note = f"{_DECODE_NOTE}. For texts: insertlm evaluate nll, infilling, judge or frontier"
-    command = _add(subparsers, "evaluate", "measure the accuracy of a model", note)
+    note = f"{_DECODE} To evaluate texts: insertlm evaluate nll, infilling, judge or frontier."
+    command = _add(subparsers, "evaluate", "measure the accuracy of a model on its task", note)
     command.add_argument("model", metavar="RUN", help="run folder or bundled model")
-    command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
-    command.add_argument("--count", type=_count, metavar="N", help="examples (default: all of the split)")
-    command.add_argument("--batch-size", type=_count, default=500, metavar="N", help="sequences at once (default: 500)")
-    command.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="JSON (default: in RUN, by split and settings; none if bundled)",
-    )
-    _add_device(command)
+    command.split()
+    command.number("--count", "number of examples (default: the whole split)")
+    command.number("--batch-size", "sequences written at once", 500)
+    command.file("--out", "JSON file to write (default: in RUN, named after split and settings; none if bundled)")
+    command.device()
 
 
 def _add_results(command: _Parser, default: str) -> None:
-    command.add_argument("--label", metavar="NAME", help="in tables and pictures (default: name of the file or run)")
-    command.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"JSON (default: {default}); a journal lies beside it"
-    )
-    _add_device(command)
+    command.add_argument("--label", metavar="NAME", help="name in tables and plots (default: name of the file or run)")
+    command.file("--out", f"JSON file to write, with a journal beside it (default: {default})")
+    command.device()
 
 
 def _add_texts(command: _Parser) -> None:
-    command.add_argument(
-        "source", metavar="FILE|RUN", help="texts, .txt or .jsonl (.xz, .gz, .zst), or a run that writes them"
-    )
-    command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
-    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all of a file; 100 from a run)")
-    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of a run's writing (default: 0)")
+    command.add_argument("source", metavar="FILE|RUN", help=f"{_TEXTS}, or a run that writes the texts")
+    command.option("--field", _FIELD, "text", metavar="NAME")
+    command.number("--count", "number of texts (default: all of a file; 100 from a run)")
+    command.seed("the texts that a run writes")
 
 
 def _add_evaluator(command: _Parser) -> None:
-    about = "Hugging Face name, folder or .gguf file of a causal model (default: meta-llama/Llama-3.2-3B, the paper's)"
-    command.add_argument("--evaluator", default="meta-llama/Llama-3.2-3B", metavar="MODEL", help=about)
-    command.add_argument(
-        "--bos", metavar="TOKEN", help="what every text is scored behind (default: the evaluator's BOS)"
-    )
+    about = "causal model that scores the texts: Hugging Face name, folder or .gguf file"
+    command.option("--evaluator", about, "meta-llama/Llama-3.2-3B", metavar="MODEL")
+    command.add_argument("--bos", metavar="TOKEN", help="token put before every text (default: the evaluator's BOS)")
 
 
 def _add_evaluate_nll(subparsers: Any) -> None:
-    note = f"Run it again to resume. For a run, {_DECODE_NOTE}"
     summary = "measure NLL, entropy and length of texts under a language model"
-    command = _add(subparsers, "evaluate nll", summary, note, "evaluate_nll")
+    command = _add(subparsers, "evaluate nll", summary, f"{_RESUME} For a run, {_DECODE}")
     _add_texts(command)
     _add_evaluator(command)
-    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with, measured in the same way")
+    command.file("--data", "texts to compare with, measured the same way")
     _add_results(command, "NAME-nll-MODEL.json")
 
 
 def _add_evaluate_infilling(subparsers: Any) -> None:
-    summary = "measure filled-in texts against the truth and against the input"
-    command = _add(subparsers, "evaluate infilling", summary, "Run it again to resume.", "evaluate_infilling")
-    about = "JSONL of pieces, removed, text and output (.xz, .gz, .zst)"
-    command.add_argument("source", type=Path, metavar="FILE", help=about)
-    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
+    summary = "compare filled-in texts with the original texts and with the input"
+    command = _add(subparsers, "evaluate infilling", summary, _RESUME)
+    command.file("source", "JSONL file of insertlm infill set, also with .gz, .xz or .zst")
+    command.number("--count", "number of texts (default: all)")
     _add_evaluator(command)
     _add_results(command, "NAME-infilling-MODEL.json")
 
 
 def _add_evaluate_judge(subparsers: Any) -> None:
-    note = f"Run it again to resume. A key for the endpoint: OPENAI_API_KEY. For a run, {_DECODE_NOTE}"
-    command = _add(subparsers, "evaluate judge", "let a language model judge texts", note, "evaluate_judge")
+    note = f"{_RESUME} OPENAI_API_KEY holds the key of the endpoint. For a run, {_DECODE}"
+    command = _add(subparsers, "evaluate judge", "let a language model score texts from 1 to 5", note)
     _add_texts(command)
-    default = "prometheus-eval/prometheus-7b-v2.0"
-    about = f"the judge: Hugging Face name, folder or .gguf file, or its name at the endpoint (default: {default})"
-    command.add_argument("--model", dest="judge", default=default, metavar="MODEL", help=about)
-    command.add_argument(
-        "--endpoint", metavar="URL", help="ask there, e.g. http://localhost:8000/v1, as one asks OpenAI"
-    )
-    about = f"{', '.join(RUBRICS)}; give it several times for several (default: all)"
-    command.add_argument(
-        "--rubric", dest="rubrics", action="append", type=_one_of(*RUBRICS), metavar="NAME", help=about
-    )
+    about = "the judge: Hugging Face name, folder, .gguf file or, with --endpoint, its name there"
+    command.option("--model", about, "prometheus-eval/prometheus-7b-v2.0", dest="judge", metavar="MODEL")
+    about = "ask an OpenAI-compatible server, e.g. http://localhost:8000/v1"
+    command.add_argument("--endpoint", metavar="URL", help=about)
+    about = f"{', '.join(RUBRICS)}; repeatable (default: all of them)"
+    rubric = _one_of(*RUBRICS)
+    command.add_argument("--rubric", dest="rubrics", action="append", type=rubric, metavar="NAME", help=about)
     _add_results(command, "NAME-judge-MODEL.json")
 
 
 def _add_evaluate_frontier(subparsers: Any) -> None:
-    summary = "measure NLL against entropy over ways of decoding"
-    note = "Run it again to resume. --decode.KEY VALUE holds for all points."
-    command = _add(subparsers, "evaluate frontier", summary, note, "evaluate_frontier")
+    note = f"{_RESUME} --decode.KEY VALUE changes a setting of all points."
+    command = _add(subparsers, "evaluate frontier", "measure NLL and entropy over decoding settings", note)
     command.add_argument("source", metavar="RUN", help="run folder or bundled model that writes texts")
-    about = "values of a decode key, e.g. temperature=0.6,0.8,1 (the default); several of these: all combinations"
+    about = "values of a decode key (default: temperature=0.6,0.8,1); repeatable, for all combinations"
     command.add_argument("--sweep", dest="sweeps", action="append", type=_sweep, metavar="KEY=V,V,…", help=about)
-    command.add_argument("--count", type=_count, default=100, metavar="N", help="texts a point (default: 100)")
-    command.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the writing (default: 0)")
-    command.add_argument("--data", type=Path, metavar="FILE", help="texts to compare with: a point of their own")
+    command.number("--count", "texts per point", 100)
+    command.seed("the texts")
+    command.file("--data", "real texts, which become a point of their own")
     _add_evaluator(command)
     _add_results(command, "NAME-frontier-MODEL.json")
 
 
-_TEXT_EVALUATIONS = (_add_evaluate_nll, _add_evaluate_infilling, _add_evaluate_judge, _add_evaluate_frontier)
+# --- Writing
 
 
 def _add_generate(subparsers: Any) -> None:
-    command = _add(subparsers, "generate", "write sequences and show how they came about", _DECODE_NOTE)
-    _add_model(command)
-    command.add_argument("--prompt", metavar="TEXT", help='edges, then source and goal: "52>35 35>50 … : 52 50"')
-    command.add_argument("--count", type=_count, metavar="N", help="without --prompt: fresh random graphs (default: 5)")
-    command.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of the graphs and of sampling (default: 0)"
-    )
-    command.add_argument("--show", action="store_true", help="show how every sequence was written, not only the first")
-    command.add_argument("--json", action="store_true", help="print one JSON object per sequence instead")
-    _add_device(command)
+    command = _add(subparsers, "generate", "write sequences and show how each was written", _DECODE)
+    command.add_argument("model", nargs="?", metavar="MODEL", help=_WRITER)
+    about = 'for a star graph its edges, source and goal: "52>35 35>50 … : 52 50"'
+    command.add_argument("--prompt", metavar="TEXT", help=about)
+    command.number("--count", "number of new random prompts, without --prompt (default: 5)")
+    command.seed("prompts and sampling")
+    command.flag("--show", "show every sequence step by step, not only the first")
+    command.flag("--json", "print one JSON object per sequence instead")
+    command.device()
 
 
 def _add_infill(subparsers: Any) -> None:
-    note = f"A backslash before an underscore makes it a plain one. {_DECODE_NOTE}"
+    note = f"___ is a blank and \\_ an underscore. Write -- before a TEXT that begins with a dash. {_DECODE}"
     command = _add(subparsers, "infill", "fill in the blanks of a text", note)
-    command.add_argument("text", metavar="TEXT", help='such as "The conference, ___ was postponed."; - reads it')
-    command.add_argument("--samples", type=_count, default=1, metavar="N", help="texts to write (default: 1)")
-    command.add_argument("--anywhere", action="store_true", help="let the model insert outside of the blanks too")
-    command.add_argument("--ban", action="append", default=[], metavar="WORD", help="must not be written; repeatable")
-    command.add_argument("--require", action="append", default=[], metavar="WORD", help="must be written; repeatable")
-    command.add_argument("--show", action="store_true", help="show the order in which tokens came")
-    command.add_argument("--json", action="store_true", help="print one JSON object per text instead")
-    of_set = _add(subparsers, "infill set", "fill in the blanks of many texts", _DECODE_NOTE, "infill_set")
-    of_set.add_argument("set", type=Path, metavar="SET", help="JSONL file of `insertlm data infilling`")
-    of_set.add_argument("--count", type=_count, metavar="N", help="texts (default: all)")
-    of_set.add_argument(
-        "--true-lengths", action="store_true", help="as many tokens as were removed: what an mdm needs to know"
-    )
-    of_set.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSONL file to write")
-    for each in (command, of_set):
-        each.add_argument("--model", metavar="MODEL", help=_FILLER)
-        each.add_argument("--seed", type=_seed, default=0, metavar="N", help="of sampling (default: 0)")
-        each.add_argument("--min", type=_whole(0, 10**6), metavar="N", help="least tokens of a blank (default: 1)")
-        each.add_argument(
-            "--max", type=_whole(0, 10**6), metavar="N", help="most tokens of a blank (default: no limit)"
-        )
-        _add_device(each)
+    about = 'such as "The conference, ___ was postponed."; - reads standard input'
+    command.add_argument("text", metavar="TEXT", help=about)
+    command.number("--samples", "number of texts to write", 1)
+    command.flag("--anywhere", "also insert outside the blanks")
+    for name, about in (("--ban", "word that must not be written"), ("--require", "word that must be written")):
+        command.add_argument(name, action="append", default=[], metavar="WORD", help=f"{about}; repeatable")
+    command.flag("--show", "show the order in which tokens were inserted")
+    command.flag("--json", "print one JSON object per text instead")
+    _add_filler(command)
+
+
+def _add_infill_set(subparsers: Any) -> None:
+    command = _add(subparsers, "infill set", "fill in the blanks of many texts", _DECODE)
+    command.file("set", "JSONL file of insertlm data infilling", metavar="SET")
+    command.number("--count", "number of texts (default: all)")
+    command.flag("--true-lengths", "write as many tokens as were removed, which an mdm must be told")
+    command.file("--out", "JSONL file to write", required=True)
+    _add_filler(command)
+
+
+def _add_filler(command: _Parser) -> None:
+    command.add_argument("--model", metavar="MODEL", help=_FILLER)
+    command.seed("sampling")
+    command.number("--min", "fewest tokens of a blank (default: 1)", kind=_length)
+    command.number("--max", "most tokens of a blank (default: no limit)", kind=_length)
+    command.device()
+
+
+# --- Data and puzzles
 
 
 def _add_data(subparsers: Any) -> None:
-    note = "insertlm data tokenizer FILES makes a vocabulary (byte-level BPE) from text files."
+    note = "insertlm data tokenizer FILE… trains a byte-level BPE tokenizer on text files."
     command = _add(subparsers, "data", "print examples of a task, or write them as JSONL", note)
     command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard, zebra or tokenizer")
-    files = "tokenizer: .txt or .jsonl, also with .gz, .xz or .zst"
-    command.add_argument("files", nargs="*", default=[], metavar="FILE", help=files)
-    command.add_argument(
-        "--size", type=_whole(1, 10**7), default=8192, metavar="N", help="tokenizer: of it (default: 8192)"
-    )
-    command.add_argument("--count", type=_count, default=3, metavar="N", help="examples (default: 3)")
-    command.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the examples (default: 1)")
-    command.add_argument("--split", type=_split, default="test", help="train, validation or test (default)")
-    command.add_argument("--out", type=Path, metavar="FILE", help="write them as JSONL")
+    command.add_argument("files", nargs="*", default=[], metavar="FILE", help=f"tokenizer: {_TEXTS}")
+    command.number("--size", "tokenizer: size of the vocabulary", 8192, _whole(1, 10**7))
+    command.number("--count", "number of examples", 3)
+    command.seed("the examples", 1)
+    command.split()
+    command.file("--out", "file to write: JSONL, or for tokenizer JSON (default: tokenizer.json)")
 
 
-def _add_export(subparsers: Any) -> None:
-    note = "--push takes the token of `hf auth login`, or of HF_TOKEN."
-    command = _add(subparsers, "export", "write a model as a folder that transformers reads", note)
-    command.add_argument("model", metavar="RUN", help="run folder, bundled model or Hub id; an ilm trained on text")
-    command.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="to write: new, or an earlier export")
-    command.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face Hub, as one commit")
-    command.add_argument("--private", action="store_true", help="if --push makes the repository: only for you")
-
-
-def _add_lm_eval(subparsers: Any) -> None:
-    """For the list of commands alone: main.py hands its arguments to lm_eval unread."""
-    subparsers.add_parser(
-        "lm-eval", help="run lm-evaluation-harness, which then knows --model insertlm", add_help=False
-    )
+def _add_data_infilling(subparsers: Any) -> None:
+    command = _add(subparsers, "data infilling", "remove parts of texts, for insertlm infill set")
+    kind = _one_of("single", "several", "middle")
+    about = "single or several: remove about 20 %% of the words, in so many segments; middle: the middle sentence"
+    command.add_argument("kind", type=kind, metavar="KIND", help=about)
+    command.file("file", _TEXTS)
+    command.option("--field", _FIELD, "text", metavar="NAME")
+    about = "lm1b: first join the tokens of the One Billion Word Benchmark to plain text"
+    command.option("--detokenise", about, "none", type=_one_of(*get_args(Detokeniser)), metavar="NAME")
+    command.number("--count", "number of texts (default: all from which a part can be removed)")
+    command.seed("the choice of texts and segments")
+    command.file("--out", "JSONL file to write", required=True, metavar="SET")
 
 
 def _add_solve(subparsers: Any) -> None:
     note = "A clue reads like `left-of LHS c 2 2 RHS c 2 1 CLUE_END`; `insertlm data zebra` prints some."
     command = _add(subparsers, "solve", "solve a zebra puzzle by deduction, or say what is wrong with it", note)
-    command.add_argument("file", type=Path, metavar="FILE", help="its clues; - reads them from standard input")
+    command.file("file", "file of clues; - reads standard input")
+
+
+# --- Using models elsewhere
+
+
+def _add_export(subparsers: Any) -> None:
+    note = "--push uses the token of `hf auth login` or of HF_TOKEN."
+    command = _add(subparsers, "export", "write a model as a folder that transformers can load", note)
+    command.add_argument("model", metavar="RUN", help="run folder, bundled model or Hub id of an ilm trained on text")
+    about = "folder to write: a new one, or an earlier export to replace"
+    command.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=about)
+    about = "upload the folder to the Hugging Face Hub as one commit"
+    command.add_argument("--push", metavar="OWNER/NAME", help=about)
+    command.flag("--private", "with --push: if the repository is new, make it private")
+
+
+def _add_lm_eval(subparsers: Any) -> None:
+    """For the list of commands only: main.py passes the arguments on to lm_eval."""
+    subparsers.add_parser("lm-eval", help="run lm-evaluation-harness with --model insertlm", add_help=False)
 
 
 def _add_serve(subparsers: Any) -> None:
-    note = "A key can also be given as the environment variable INSERTLM_API_KEY. See docs/serving.md."
+    note = "The environment variable INSERTLM_API_KEY sets the key, too. See docs/serving.md."
     command = _add(subparsers, "serve", "serve models over HTTP", note)
-    about = "run folders, exports, Hub ids or bundled models (default: all bundled ones)"
+    about = "run folders, exported folders, Hub ids or bundled models (default: all bundled ones)"
     command.add_argument("models", nargs="*", metavar="MODEL", help=about)
-    command.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
-    command.add_argument("--port", type=_whole(0, 65535), default=8000, metavar="N", help="(default: 8000; 0: any)")
-    command.add_argument("--api-key", metavar="KEY", help="what clients must send (default: nothing)")
+    command.option("--host", "address to listen on; by default only this machine can reach it", "127.0.0.1")
+    command.number("--port", "port to listen on, 0 for any free one", 8000, _whole(0, 65535))
+    command.add_argument("--api-key", metavar="KEY", help="key that clients must send (default: none)")
     for limit in fields(Limits):
-        about = f"{limit.metadata['about']} (default: {limit.default})"
-        command.add_argument(f"--max-{limit.name}", type=_count, default=limit.default, metavar="N", help=about)
-    _add_device(command)
+        command.number(f"--max-{limit.name}", f"most {limit.metadata['about']}", limit.default)
+    command.device()
 
 
-def _add_data_infilling(subparsers: Any) -> None:
-    command = _add(subparsers, "data infilling", "take texts apart for infilling", function="data_infilling")
-    command.add_argument(
-        "kind",
-        type=_one_of("single", "several", "middle"),
-        metavar="KIND",
-        help="single, several: about 20 %% of the words, as one or several segments; middle: the middle sentence",
-    )
-    command.add_argument("file", type=Path, metavar="FILE", help="texts, .txt or .jsonl (.xz, .gz, .zst)")
-    command.add_argument("--field", default="text", metavar="NAME", help="of a .jsonl file's objects (default: text)")
-    command.add_argument(
-        "--detokenise",
-        type=_one_of(*get_args(Detokeniser)),
-        default="none",
-        metavar="NAME",
-        help="lm1b: join the tokens of the One Billion Word Benchmark to plain text first (default: none)",
-    )
-    command.add_argument("--count", type=_count, metavar="N", help="texts (default: all that can be taken apart)")
-    command.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of the choice of texts and segments (default: 0)"
-    )
-    command.add_argument("--out", type=Path, required=True, metavar="SET", help="JSONL file to write")
+# --- Plots
 
 
 def _add_plot(subparsers: Any) -> None:
-    plot = _add(subparsers, "plot", "draw pictures (.png, .svg or .pdf)")
-    pictures = plot.add_subparsers(dest="picture", metavar="PICTURE", title="pictures", required=True)
-    order = _add(pictures, "trajectory", "draw the order in which tokens came", _DECODE_NOTE, "plot_trajectory")
-    order.add_argument("models", nargs="*", metavar="MODEL", help=f"{_WRITER}; several: a panel each")
-    order.add_argument("--count", type=_count, default=10, metavar="N", help="sequences (default: 10)")
-    graph = _add(pictures, "graph", "draw a star graph with its path", _DECODE_NOTE, "plot_graph")
+    plot = _add(subparsers, "plot", "draw a plot (.png, .svg or .pdf)")
+    plots = plot.add_subparsers(dest="plot", metavar="PLOT", title="plots", required=True)
+
+    order = _add(plots, "trajectory", "draw the order in which tokens were inserted", _DECODE, "plot_trajectory")
+    order.add_argument("models", nargs="*", metavar="MODEL", help=f"{_WRITER}; a panel for each")
+    order.number("--count", "number of sequences", 10)
+    graph = _add(plots, "graph", "draw a star graph with its path", _DECODE, "plot_graph")
     graph.add_argument("name", nargs="?", metavar="NAME", help="star-easy, star-medium or star-hard (default)")
-    graph.add_argument("--model", help="draw a graph of this model's task, with the path the model writes")
-    puzzle = _add(pictures, "puzzle", "draw a zebra puzzle as a model solves it", _DECODE_NOTE, "plot_puzzle")
+    graph.add_argument("--model", help="draw a graph of this model's task with the path that the model writes")
+    puzzle = _add(plots, "puzzle", "draw a zebra puzzle as a model solves it", _DECODE, "plot_puzzle")
     puzzle.add_argument("model", metavar="RUN", help="run folder of a model of zebra puzzles")
-    for picture in (order, graph, puzzle):
-        picture.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the examples (default: 0)")
-        _add_device(picture)
-    curves = _add(pictures, "training", "draw validation accuracy over training", function="plot_training")
-    curves.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run folder; a line each, or for several in stages"
+    for each in (order, graph, puzzle):
+        each.seed("the examples")
+        each.device()
+
+    curves = _add(plots, "training", "draw validation accuracy over training", function="plot_training")
+    about = "run folder; runs that were trained in stages share a line"
+    curves.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
+    over = _one_of("minutes", "steps")
+    curves.option("--over", "x axis: minutes of training or steps", "minutes", type=over, metavar="AXIS")
+    curves.set_defaults(sections=())  # it decodes nothing, so there is nothing to override
+
+    results = (
+        ("frontier", "draw NLL against entropy", "evaluate frontier"),
+        ("time", "draw NLL against the time that writing took", "evaluate frontier"),
+        ("judge", "draw the scores of a judge", "evaluate judge"),
+        ("accuracy", "draw the accuracy of models on a task", "evaluate RUN"),
     )
-    curves.add_argument(
-        "--over", type=_over, default="minutes", metavar="AXIS", help="minutes of training (default) or steps"
-    )
-    frontier = _add(pictures, "frontier", "draw NLL against entropy", function="plot_frontier")
-    timing = _add(pictures, "time", "draw NLL against the time of writing", function="plot_time")
-    judged = _add(pictures, "judge", "draw the scores of a judge", function="plot_judge")
-    solved = _add(pictures, "accuracy", "draw the accuracy of models on a task", function="plot_accuracy")
-    for picture in (curves, frontier, timing, judged, solved):
-        picture.set_defaults(sections=())  # nothing is decoded
-    sources = ((frontier, "frontier"), (timing, "frontier"), (judged, "judge"), (solved, "RUN"))
-    for picture, source in sources:
-        about = f"JSON of insertlm evaluate {source}; a model or way of decoding each"
-        picture.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
-    for name, picture in pictures.choices.items():
-        out = f"{name}.png"
-        picture.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help=f"picture (default: {out})")
+    for name, summary, source in results:
+        command = _add(plots, name, summary, function=f"plot_{name}")
+        about = f"JSON file of insertlm {source}, one per model or setting"
+        command.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
+        command.set_defaults(sections=())
+    for name, command in plots.choices.items():
+        command.option("--out", "file to write", Path(f"{name}.png"), type=Path, metavar="FILE")

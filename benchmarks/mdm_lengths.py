@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from common import report
 
 import insertlm
-from insertlm.inference.batches import generate
+from insertlm.inference.scheduler import generate
 from insertlm.inference.settings import Bounds, Prompt
 from insertlm.model import Model
 from insertlm.tasks.base import Example

@@ -13,13 +13,16 @@ import torch
 
 from insertlm.families.base import Family
 from insertlm.inference.settings import DecodeConfig
-from insertlm.infill.filling import Infilling, Request, infill
+from insertlm.infill.drafts import begin
+from insertlm.infill.requests import Request
+from insertlm.infill.results import Infilling
+from insertlm.infill.stream import Stream
 from insertlm.model import Model
 from insertlm.nn.transformer import ModelConfig
 from insertlm.recipe import Recipe
 from insertlm.text.tokenizers import Specials
 
-__all__ = ["FREE", "Few", "Letters", "build", "filled", "free", "text_model"]
+__all__ = ["FREE", "Few", "Letters", "build", "filled", "free", "infill", "text_model"]
 
 FREE = DecodeConfig(temperature=1.0, position_top_k=0, max_steps=12)
 
@@ -76,6 +79,19 @@ def text_model(family: Family, name: str = "text") -> Model:
     task = SimpleNamespace(kind="text", tokenizer=Letters(), parse_prompt=lambda text: [])
     recipe = SimpleNamespace(task=task, decode=free(family))
     return Model(family, cast(Recipe, recipe), Path(name))
+
+
+def infill(
+    family: Family,
+    tokenizer: Any,
+    requests: Sequence[Request],
+    settings: DecodeConfig,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> list[Infilling]:
+    """As `Model.fill` does, with another tokenizer."""
+    drafts = begin(family, tokenizer, requests, settings, seed)
+    return Stream(family, drafts, settings, batch_size, watched=False).results
 
 
 def filled(family: Family, request: Request, seeds: Sequence[int] = (0,), **changes: Any) -> list[Infilling]:

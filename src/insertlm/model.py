@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from insertlm.core.errors import InsertlmError
+from insertlm.core.processes import Processes
 from insertlm.families.base import Family
-from insertlm.inference.batches import generate
+from insertlm.inference.scheduler import generate
 from insertlm.inference.score import Score
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
-from insertlm.infill.drafts import Stream, Writing
-from insertlm.infill.filling import Infilling, Lengths, Request, begin, infill
-from insertlm.recipe import Recipe, build_family, change_decode, load_recipe
+from insertlm.infill import drafts
+from insertlm.infill.drafts import InfillDraft, PlainDraft
+from insertlm.infill.requests import Lengths, Request
+from insertlm.infill.results import Infilling
+from insertlm.infill.stream import Stream
+from insertlm.recipe import Recipe, build_family, change_decode, load_recipe, override_decode
 from insertlm.storage.folders import bundled, find, is_bundled, read_weights
 from insertlm.storage.hub import name_of
 from insertlm.text.tokenizers import Tokenizer
@@ -101,12 +105,15 @@ class Model:
             raise InsertlmError("generate: expected a list of prompts, got one string")
         if batch_size < 1 or not 0 <= seed < 1 << 62:
             raise InsertlmError(f"generate: expected batch_size >= 1 and 0 <= seed < 2^62, got {batch_size} and {seed}")
-        decode = self.settings(**settings)
-        ready = [Prompt(self._prefix(text, i), seed + i) for i, text in enumerate(prompts)]
+        decode, begun = self.settings(**settings), list[PlainDraft]()
+        for number, prompt in enumerate(prompts):
+            try:
+                begun.append(self.begin(prompt, seed + number))
+            except InsertlmError as error:
+                raise InsertlmError(f"prompt {number}: {error}") from error
         if stream:
-            drafts = [Writing(prompt, self.recipe.task.tokenizer) for prompt in ready]
-            return Stream(self.family, drafts, decode, batch_size)
-        return list(generate(self.family, ready, decode, batch_size))
+            return Stream(self.family, begun, decode, batch_size)
+        return list(self.write([draft.prompt for draft in begun], decode, batch_size))
 
     @overload
     def infill(
@@ -160,7 +167,7 @@ class Model:
         stream: bool = False,
         **settings: Any,
     ) -> list[Infilling] | Stream[Infilling]:
-        """Fill in the blanks of a text, `"The conference, ___ was postponed."`; see infill/filling.py for what
+        """Fill in the blanks of a text, `"The conference, ___ was postponed."`; see infill/drafts.py for what
         is promised.
 
         Of `samples` texts, the i-th depends on what is asked, the model and `seed + i` alone. `settings` override the
@@ -178,7 +185,7 @@ class Model:
         >>> [event.token for event in stream] == [event.token for event in story.trajectory.events]
         True
         """
-        tokenizer = self.text_tokenizer
+        _ = self.text_tokenizer  # refuses models of other tasks
         if not isinstance(text, str) or isinstance(banned, str) or isinstance(required, str):
             raise InsertlmError("infill: expected one text, and lists of banned and required words")
         if min(samples, batch_size) < 1 or not 0 <= seed < 1 << 62:
@@ -189,8 +196,8 @@ class Model:
         request = Request(text, blanks, anywhere, min_length, max_length, banned, required)
         requests, decode = [request] * samples, self.settings(**settings)
         if stream:
-            return Stream(self.family, begin(self.family, tokenizer, requests, decode, seed), decode, batch_size)
-        return infill(self.family, tokenizer, requests, decode, seed, batch_size)
+            return Stream(self.family, self.begin_infill(requests, decode, seed), decode, batch_size)
+        return self.fill(requests, decode, seed, batch_size)
 
     def score(self, text: str, prompt: str = "", *, batch_size: int = 64) -> Score:
         """How likely a text is to the model, decision by decision: see Score for what each number means. prompt: what
@@ -207,6 +214,42 @@ class Model:
         prefix, ids = self.recipe.task.parse_prompt(prompt), self.recipe.task.tokenizer.encode(text)
         return self.family.score(prefix, ids, batch_size)
 
+    # --- For those who ask for many texts, or let them grow themselves: commands, the server, benchmarks
+
+    def begin(self, prompt: str, seed: int = 0) -> PlainDraft:
+        """A draft for a prompt, as `generate` writes it."""
+        task = self.recipe.task
+        return PlainDraft(Prompt(task.parse_prompt(prompt), seed), task.tokenizer)
+
+    def begin_infill(self, requests: Sequence[Request], settings: DecodeConfig, seed: int = 0) -> list[InfillDraft]:
+        """A draft for every request, the i-th with the seed `seed + i`. Here texts become ids, and what cannot be done
+        is refused."""
+        return drafts.begin(self.family, self.text_tokenizer, requests, settings, seed)
+
+    def fill(
+        self,
+        requests: Sequence[Request],
+        settings: DecodeConfig,
+        seed: int = 0,
+        batch_size: int = 64,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[Infilling]:
+        """A filled text for every request, the i-th with the seed `seed + i`; it depends on these and the model alone.
+        progress: is told how many are done"""
+        begun = self.begin_infill(requests, settings, seed)
+        return Stream(self.family, begun, settings, batch_size, watched=False, progress=progress).results
+
+    def write(
+        self,
+        prompts: Sequence[Prompt],
+        settings: DecodeConfig,
+        batch_size: int = 64,
+        progress: Callable[[int], None] = lambda done: None,
+        processes: Processes | None = None,
+    ) -> Iterator[Trajectory]:
+        """A text for every prompt in ids. progress: is told how many are done   processes: share the work"""
+        return generate(self.family, prompts, settings, batch_size, progress, processes)
+
     @property
     def text_tokenizer(self) -> Tokenizer:
         """What a model of text reads and writes."""
@@ -215,19 +258,14 @@ class Model:
             raise InsertlmError(f"{self.name}: this is a model of the task {task.tag}; expected a model of text")
         return task.tokenizer
 
-    def settings(self, **changes: Any) -> DecodeConfig:
-        """The recipe's `decode` section with some keys changed."""
-        return change_decode(self.recipe.decode, changes)
+    def settings(self, overrides: Sequence[tuple[str, str]] = (), /, **changes: Any) -> DecodeConfig:
+        """The recipe's `decode` section with some keys changed. overrides: as the command line has them, such as
+        ("decode.temperature", "0.8")"""
+        return change_decode(override_decode(self.recipe.decode, overrides), changes)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text."""
         return self.recipe.task.tokenizer.decode(ids)
-
-    def _prefix(self, text: str, number: int) -> list[int]:
-        try:
-            return self.recipe.task.parse_prompt(text)
-        except InsertlmError as error:
-            raise InsertlmError(f"prompt {number}: {error}") from error
 
 
 def load(name_or_path: str | Path = BUNDLED, device: str | None = None, *, halved: bool = False) -> Model:

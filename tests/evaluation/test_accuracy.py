@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from insertlm.evaluation.accuracy import accuracy
 from insertlm.families.base import Family
-from insertlm.inference.batches import generate
+from insertlm.inference.scheduler import generate
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.tasks.base import Example, Examples, Task
@@ -94,6 +94,9 @@ class Parrot:
 
     def __init__(self) -> None:
         self.batches: list[int] = []
+
+    def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
+        return 9
 
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
         self.batches.append(len(prompts))

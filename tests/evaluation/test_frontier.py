@@ -112,6 +112,9 @@ def test_a_model_writes_from_empty_prompts(monkeypatch: pytest.MonkeyPatch) -> N
         def state_dict(self) -> dict[str, torch.Tensor]:
             return {"weights": torch.tensor([self.weights])}
 
+        def check(self, prompts: Any, settings: DecodeConfig) -> int:
+            return 9
+
         def decode(self, prompts: Any, settings: DecodeConfig) -> list[Trajectory]:
             assert all((prompt.prefix, prompt.start) == ([], []) for prompt in prompts)
             return [Trajectory([], [], [Insertion(0, 0, p.seed, 0.0, None)], None, complete=True) for p in prompts]

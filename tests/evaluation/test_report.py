@@ -13,7 +13,7 @@ import insertlm
 from insertlm.evaluation.accuracy import accuracy
 from insertlm.evaluation.report import Scores, evaluate, provenance
 from insertlm.families.ilm import ILM
-from insertlm.inference.batches import generate
+from insertlm.inference.scheduler import generate
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.tasks.star import Star
 

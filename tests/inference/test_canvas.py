@@ -28,7 +28,6 @@ class Line:
     """What one row of the canvas must be: its text in reading order as (cell, token), and which cells are open."""
 
     prompt: Prompt
-    number: int
     text: list[tuple[int, int]] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     used: int = 0
@@ -51,8 +50,6 @@ class Line:
         prefix, used = self.prompt.prefix, int(canvas.length[row])
         assert used == self.used
         assert int(canvas.prefix[row]) == len(prefix)
-        assert int(canvas.row[row]) == self.number
-        assert int(canvas.seed[row]) == self.prompt.seed
         order = canvas.ranks[row, :used].argsort()
         assert canvas.ranks[row, :used][order].tolist() == list(range(used))
         text = [token for _, token in self.text]
@@ -69,7 +66,7 @@ def test_any_insertions_are_list_insert(batch: list[Prompt], data: st.DataObject
     """Rows leave and change places in between."""
     room = data.draw(st.integers(1, 6))
     canvas = Canvas.start(batch, STOP, BOS, room, CPU)
-    lines = [Line(prompt, number) for number, prompt in enumerate(batch)]
+    lines = [Line(prompt) for prompt in batch]
     for turn in range(room):
         assert len(canvas) == len(lines)
         for row, line in enumerate(lines):
@@ -89,7 +86,7 @@ def test_any_insertions_are_list_insert(batch: list[Prompt], data: st.DataObject
 def test_several_insertions_at_once_are_one_after_the_other(batch: list[Prompt], data: st.DataObject) -> None:
     """Each row gets as many as it likes, in any order, up to one per open cell."""
     canvas = Canvas.start(batch, STOP, BOS, 12, CPU)
-    lines = [Line(prompt, number) for number, prompt in enumerate(batch)]
+    lines = [Line(prompt) for prompt in batch]
     for turn in range(2):
         chosen = [data.draw(st.lists(st.sampled_from(sorted(line.open)), max_size=3, unique=True)) for line in lines]
         cells = [[*some, *[-1] * (3 - len(some))] for some in chosen]
@@ -116,7 +113,7 @@ def test_selected_rows_go_on_alone() -> None:
 
 def test_rows_that_join_keep_a_column_for_nothing() -> None:
     one, other = (Canvas.start([Prompt([])], STOP, BOS, 1, CPU) for _ in range(2))
-    whole = one.join(other, 0)
+    whole = one.join(other)
     whole.insert(torch.tensor([[1, -1], [1, -1]]), torch.tensor([[7, 8], [7, 8]]))
     assert whole.tokens[:, 2].tolist() == [7, 7]
     assert whole.open[:, 2].tolist() == [True, True]
@@ -125,8 +122,8 @@ def test_rows_that_join_keep_a_column_for_nothing() -> None:
 @given(st.lists(prompts(), min_size=2, max_size=4), st.data())
 @settings(max_examples=40)
 def test_rows_that_join_are_what_they_were(batch: list[Prompt], data: st.DataObject) -> None:
-    """However much room each has; steps are counted from the one at which they joined."""
-    lines, rooms = [Line(prompt, 0) for prompt in batch], [data.draw(st.integers(2, 6)) for _ in batch]
+    """However much room each has."""
+    lines, rooms = [Line(prompt) for prompt in batch], [data.draw(st.integers(2, 6)) for _ in batch]
     canvases = [Canvas.start([prompt], STOP, BOS, room, CPU) for prompt, room in zip(batch, rooms, strict=True)]
     whole = canvases[0]
     for turn, canvas in enumerate(canvases[1:], start=1):
@@ -136,8 +133,7 @@ def test_rows_that_join_are_what_they_were(batch: list[Prompt], data: st.DataObj
         if turn == 1:
             whole.insert(torch.tensor([[cell]]), torch.tensor([[40]]))
             lines[0].insert(cell, 40)
-        whole = whole.join(canvas, turn)
-    assert whole.counts.begun.tolist() == list(range(len(batch)))
+        whole = whole.join(canvas)
     assert whole.limit.tolist() == whole.counts.limit.tolist()
     for row, (line, room) in enumerate(zip(lines, rooms, strict=True)):
         line.check(whole, row)

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from insertlm.inference.engine import Step, decode
+from insertlm.inference.engine import decode
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
+from insertlm.inference.writer import Step, Writer
 
 
 @dataclass
-class Script:
+class Script(Writer):
     """Always writes 5 at the end of the text; prompt r stops at the step for which `stop` gives a chance."""
 
     stop: dict[tuple[int, int], float]
@@ -86,7 +87,7 @@ def test_a_model_that_cannot_tell_says_so() -> None:
 
 
 @dataclass
-class Several:
+class Several(Writer):
     """Writes three tokens at once, of which one is nothing, in no order."""
 
     row: Tensor = field(default_factory=lambda: torch.arange(1))

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lettering import FREE, Letters, build, filled, text_model
+from lettering import FREE, Letters, build, filled, infill, text_model
 
 from insertlm import model as api
 from insertlm.cli.main import main
@@ -28,9 +28,9 @@ from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
 from insertlm.inference.trajectory import Insertion, Trajectory
-from insertlm.infill import filling as infilling
-from insertlm.infill.filling import Infilling, Request, infill
-from insertlm.infill.requests import Given
+from insertlm.infill import drafts
+from insertlm.infill.requests import Given, Request
+from insertlm.infill.results import Infilling
 
 HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking a failure would take minutes
 
@@ -168,7 +168,7 @@ def test_a_spelling_is_what_wrote_the_word_and_no_more() -> None:
 
 
 def test_attempts_to_keep_a_word_out_come_to_an_end(few: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infilling, "_ATTEMPTS", 1)
+    monkeypatch.setattr(drafts, "_ATTEMPTS", 1)
     with pytest.raises(InsertlmError, match=r"^cannot keep 'dog' out of the text; expected other banned words$"):
         filled(few, Request("x do___", max_length=2, banned=["dog"]), range(40))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lettering import FREE, Letters, build, filled
+from lettering import FREE, Letters, build, filled, infill
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
 from insertlm.families.ilm import IlmConfig
-from insertlm.infill.filling import Request, begin, infill
-from insertlm.infill.requests import whole_word
+from insertlm.infill.drafts import begin
+from insertlm.infill.requests import Request, whole_word
 
 
 def test_a_text_that_just_fits_is_filled_in(letters: Family) -> None:

@@ -15,19 +15,21 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lettering import FREE, Letters, build, text_model
+from lettering import FREE, Letters, build, infill, text_model
 from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
 from insertlm.families.ilm import ILM
+from insertlm.inference.scheduler import Progress
 from insertlm.inference.score import restoring_gaps
-from insertlm.inference.session import Progress
 from insertlm.inference.settings import Prompt
 from insertlm.inference.trajectory import Insertion
-from insertlm.infill.drafts import Event, Stream, Writing, spell
-from insertlm.infill.filling import Filling, Request, begin, infill
+from insertlm.infill.drafts import Event, InfillDraft, PlainDraft, begin
+from insertlm.infill.requests import Request
+from insertlm.infill.results import spell
+from insertlm.infill.stream import Stream
 
 HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
@@ -38,7 +40,7 @@ def watched(family: Family, request: Request, seed: int = 0, samples: int = 1, b
     return drafts, list(stream), stream.results
 
 
-def replay(draft: Filling, events: list[Event]) -> list[str]:
+def replay(draft: InfillDraft, events: list[Event]) -> list[str]:
     cells = [*draft.cells]
     for event in events:
         cells.insert(event.at, event.text)
@@ -88,7 +90,7 @@ def test_results_come_in_the_order_asked_for(few: Family) -> None:
 
 def test_an_event_tells_all_of_its_insertion() -> None:
     insertions = [Insertion(2, 0, ord("a"), -0.5, 0.25), Insertion(2, 0, ord("b"), -1.0, None)]
-    events, result = Writing(Prompt([]), Letters()).see(Progress(7, insertions, None), 3)
+    events, result = PlainDraft(Prompt([]), Letters()).see(Progress(7, insertions, None), 3)
     assert result is None
     assert events == [
         Event(3, 0, 2, 0, 97, "a", math.exp(-0.5), 0.25),

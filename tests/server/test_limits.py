@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from insertlm.cli.main import main
-from insertlm.inference.session import Session
+from insertlm.inference.scheduler import Scheduler
 from insertlm.model import Model
 from insertlm.server.app import create_app
 
@@ -35,13 +35,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Every step takes at least so long, from now on."""
 
     def set_(seconds: float) -> None:
-        step = Session.step
+        step = Scheduler.advance
 
-        def slower(self: Session) -> Any:
+        def slower(self: Scheduler) -> Any:
             time.sleep(seconds)
             return step(self)
 
-        monkeypatch.setattr(Session, "step", slower)
+        monkeypatch.setattr(Scheduler, "advance", slower)
 
     return set_
 
@@ -189,7 +189,7 @@ def test_clients_that_go_away_leave_nothing_behind(
         slow(0.01)
         killed_at_random(running, 40)
         assert running.idle()
-        assert all(len(worker._session) == 0 for worker in running.workers())
+        assert all(len(worker._scheduler) == 0 for worker in running.workers())
         assert sum(worker.cancelled for worker in running.workers()) > 10
         with running.client() as client:
             answer = client.post("/v1/infill", json={"text": TEXT, "max_length": 3, "seed": 1}).json()
@@ -224,18 +224,18 @@ def test_a_stream_that_nobody_reads_is_left(serve: Serve, slow: Callable[[float]
 
 def test_a_fault_is_told_to_those_it_hit_and_tells_nothing(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve() as running:
-        step = Session.step
+        step = Scheduler.advance
 
-        def broken(self: Session) -> Any:
+        def broken(self: Scheduler) -> Any:
             raise RuntimeError(f"secret of {__file__}")
 
-        monkeypatch.setattr(Session, "step", broken)
+        monkeypatch.setattr(Scheduler, "advance", broken)
         for body in (ENDLESS, {**ENDLESS, "stream": True}):
             answer = httpx.post(f"{running.url}/v1/infill", json=body)  # a fault closes the connection
             assert answer.status_code == (200 if "stream" in body else 500)
             assert "something went wrong on the server" in answer.text
             assert all(word not in answer.text for word in ("secret", "Traceback", "/", ".py"))
-        monkeypatch.setattr(Session, "step", step)
+        monkeypatch.setattr(Scheduler, "advance", step)
         with running.client() as client:
             assert client.post("/v1/infill", json={"text": TEXT}).status_code == 200
             assert client.get("/health").status_code == 200

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from insertlm.core.files import check_writable, write_atomically
 from insertlm.data.texts import read_texts
+from insertlm.infill.requests import Request
 from insertlm.tasks.infill_sets import make_set, read_set
-from insertlm.text.blanks import decode_text, parse_blanks
+from insertlm.text.blanks import decode_text
 from insertlm.text.detokenise import detokeniser
 
 if TYPE_CHECKING:
-    from insertlm.infill.filling import Infilling, Request
+    from insertlm.infill.results import Infilling
 
 __all__ = ["data_infilling", "infill", "infill_set"]
 
 
 def infill(args: Namespace) -> None:
     text = decode_text(sys.stdin.buffer.read()) if args.text == "-" else args.text
-    parse_blanks(text)  # what is wrong with it is said before the model is loaded
-    from insertlm.infill.filling import Request
-
     request = Request(text, None, args.anywhere, args.min, args.max, args.ban, args.require)
+    _ = request.pieces  # what is wrong with it is said before the model is loaded
     written = _fill_in([request] * args.samples, args)
     _print(written, args)
     for number, infilling in enumerate(written, start=1):
@@ -37,8 +36,6 @@ def infill(args: Namespace) -> None:
 def infill_set(args: Namespace) -> None:
     check_writable(args.out)
     examples = read_set(args.set, args.count)
-    from insertlm.infill.filling import Request
-
     requests = [
         Request(
             example.text,
@@ -69,14 +66,11 @@ def data_infilling(args: Namespace) -> None:
 
 def _fill_in(requests: Sequence[Request], args: Namespace) -> list[Infilling]:
     from insertlm.core.progress import progress_bar
-    from insertlm.infill.filling import infill as fill_in
     from insertlm.model import STORIES, load
-    from insertlm.recipe import override_decode
 
     model = load(STORIES if args.model is None else args.model, args.device)
-    settings = override_decode(model.recipe.decode, args.overrides)
     with progress_bar("infilling", len(requests)) as advance:
-        return fill_in(model.family, model.text_tokenizer, requests, settings, args.seed, progress=advance)
+        return model.fill(requests, model.settings(args.overrides), args.seed, progress=advance)
 
 
 def _write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

@@ -37,9 +37,7 @@ def load_model(args: Namespace) -> Model:
 
 
 def settings_of(model: Model, args: Namespace) -> DecodeConfig:
-    from insertlm.recipe import override_decode
-
-    return override_decode(model.recipe.decode, args.overrides)
+    return model.settings(args.overrides)
 
 
 def labels_of(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
@@ -73,9 +71,7 @@ def fresh_prompts(task: Task, count: int, seed: int) -> tuple[list[Prompt], Exam
 def write(
     model: Model, prompts: Sequence[Prompt], args: Namespace, processes: Processes | None = None
 ) -> list[Trajectory]:
-    from insertlm.inference.batches import generate as generate_texts
-
-    return list(generate_texts(model.family, prompts, settings_of(model, args), _BATCH, processes=processes))
+    return list(model.write(prompts, settings_of(model, args), _BATCH, processes=processes))
 
 
 def solved_of(model: Model, written: Sequence[Trajectory], examples: Examples) -> list[bool]:

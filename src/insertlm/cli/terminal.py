@@ -17,7 +17,7 @@ from rich.text import Text
 from insertlm.inference.trajectory import Trajectory
 
 if TYPE_CHECKING:  # it imports torch
-    from insertlm.infill.filling import Infilling, Span
+    from insertlm.infill.results import Infilling, Span
 
 __all__ = [
     "grid",

@@ -128,14 +128,13 @@ def evaluate_frontier(args: Namespace) -> None:
     from insertlm.evaluation.nll import summarise
     from insertlm.evaluation.writing import unconditional
     from insertlm.model import load
-    from insertlm.recipe import override_decode
 
     evaluator = _evaluator(args)
     out = _out(args, f"{_name(args.source)}-frontier-{_plain(evaluator.label)}.json")
     data = read_texts(args.data) if args.data else None
     model = load(args.source, args.device)
     source = unconditional(model, args.seed)
-    grid = grid_of_settings(override_decode(model.recipe.decode, args.overrides), dict(args.sweeps or [_SWEEP]))
+    grid = grid_of_settings(model.settings(args.overrides), dict(args.sweeps or [_SWEEP]))
     with Journal(_journal(out)) as journal:
         with progress_bar("points", len(grid)) as advance:
             points = sweep(source, grid, args.count, evaluator, journal, advance)
@@ -182,10 +181,9 @@ def _texts(args: Namespace, journal: Journal) -> list[str]:
         return read_texts(Path(args.source), args.field, args.count)
     from insertlm.evaluation.writing import unconditional, write_once
     from insertlm.model import load
-    from insertlm.recipe import override_decode
 
     model = load(args.source, args.device)
-    settings = override_decode(model.recipe.decode, args.overrides)
+    settings = model.settings(args.overrides)
     return write_once(unconditional(model, args.seed), settings, args.count or _WRITTEN, journal).texts
 
 

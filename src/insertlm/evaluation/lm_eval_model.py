@@ -23,9 +23,8 @@ from lm_eval.api.registry import register_model
 from insertlm.core.errors import InsertlmError
 from insertlm.core.progress import progress_bar
 from insertlm.evaluation.likelihood import Effort, Estimate, log_likelihood
-from insertlm.inference.batches import generate
 from insertlm.inference.settings import DecodeConfig, Prompt
-from insertlm.infill.filling import Request, infill
+from insertlm.infill.requests import Request
 from insertlm.model import load
 from insertlm.recipe import change_decode
 from insertlm.text.blanks import is_control
@@ -125,7 +124,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
             return [None] * len(contexts)
         prompts = {tuple(given): Prompt([], 0, given, frozenset({len(given)})) for given in contexts}
         settings = DecodeConfig(stop_threshold=self.settings.stop_threshold, max_steps=most + 1)
-        trajectories = generate(self.model.family, list(prompts.values()), settings, self.batch_size)
+        trajectories = self.model.write(list(prompts.values()), settings, self.batch_size)
         written = {
             given: trajectory.ids[len(given) :] if trajectory.complete else None
             for given, trajectory in zip(prompts, trajectories, strict=True)
@@ -151,9 +150,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         settings, most, until = self._settings(asked)
         wanted = [self._blank(context, most) for context in contexts]
         with progress_bar("writing", len(wanted)) as advance:
-            written = infill(
-                self.model.family, self.text_tokenizer, wanted, settings, self.effort.seed, self.batch_size, advance
-            )
+            written = self.model.fill(wanted, settings, self.effort.seed, self.batch_size, advance)
         return [_cut(infilling.fills[0], until) for infilling in written]
 
     def _settings(self, asked: dict[str, Any]) -> tuple[DecodeConfig, int, list[str]]:

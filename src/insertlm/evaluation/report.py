@@ -16,7 +16,7 @@ from insertlm.core.processes import Processes
 from insertlm.core.version import VERSION
 from insertlm.evaluation.accuracy import accuracy
 from insertlm.families.base import Family
-from insertlm.inference.batches import generate
+from insertlm.inference.scheduler import generate
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.tasks.base import Examples, Task
 

@@ -14,7 +14,6 @@ import torch
 from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.journal import Journal, key_of
 from insertlm.families.base import Family
-from insertlm.inference.batches import generate
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.recipe import portable, to_yaml
 
@@ -51,7 +50,7 @@ def unconditional(model: Model, seed: int) -> Source:
 
     def write(settings: DecodeConfig, count: int) -> list[str]:
         prompts = [Prompt([], seed + number) for number in range(count)]
-        return [model.decode(path.ids) for path in generate(model.family, prompts, settings, _BATCH)]
+        return [model.decode(path.ids) for path in model.write(prompts, settings, _BATCH)]
 
     recipe = to_yaml(portable(model.recipe))  # the same by whatever path the folder was named
     return Source(key_of(_fingerprint(model.family), recipe, seed), write)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing, Segments
 from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
-from insertlm.inference.engine import Step, Writer
-from insertlm.inference.sampling import choose, draws
+from insertlm.inference.sampling import draws
 from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.writer import BatchWriter, Step, Writer
 from insertlm.nn.attention import Attention, CachedAttention, PrefixCache, attention_over
 from insertlm.nn.fused import whole_blocks
 from insertlm.nn.losses import slot_scores
@@ -45,6 +46,8 @@ __all__ = ["ARM", "ArmConfig", "Packed", "pack"]
 # Streams of noise: what a draw is for, in training and in writing.
 _DROPOUT = 0
 _TOKEN = 0
+
+_HELD = ("length", "before", "limit", "hidden")  # by the writer, of every text
 
 
 class ArmConfig(FamilyConfig, frozen=True, kw_only=True, tag="arm"):
@@ -156,36 +159,37 @@ class ARM(Family):
         return _Writing(self, prompts, settings, longest)
 
 
-class _Writing:
+class _Writing(BatchWriter):
     """An ARM at work on one batch. All but the last row of a text are of interest only through their keys and values.
 
-    row, seed: [B] of the prompt   length: [B] tokens so far   before: [B] of them before the text
+    length, before, limit: [B] tokens so far, those of them before the text, and the most there may be
+    lengths, left: [B] on the host, tokens so far and how many more a text may get
     hidden: [B, d] of the last token   words: [W+1] ids in play, the last is <eos>   vectors: [W+1, d] theirs
     """
 
-    patience = 1
+    mixes = True
 
     def __init__(self, family: ARM, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
-        self.family, self.settings, self.longest = family, settings, longest
-        device = family.device
+        super().__init__(prompts, settings, family.device)
+        self.family, device = family, family.device
         self.words = torch.cat([family.writable, torch.tensor([family.specials.eos], device=device)])
         self.vectors = family.unembedding.weight[self.words]
         rows = [[*prompt.prefix, family.specials.bos, *prompt.start] for prompt in prompts]
-        self.row = torch.arange(len(rows), device=device)
-        self.seed = torch.tensor([prompt.folded_seed for prompt in prompts], device=device)
-        self.length = torch.tensor([len(row) for row in rows], device=device)
+        self.lengths = np.array([len(row) for row in rows])
+        self.left = (longest - self.lengths).clip(max=settings.max_steps)
+        self.length = torch.from_numpy(self.lengths).to(device)
+        self.limit = torch.full_like(self.length, longest)
         self.before = torch.tensor([len(prompt.prefix) + 1 for prompt in prompts], device=device)
         self.hidden, self.cache = self._read(rows)
 
     def step(self, number: int) -> Step:
         """The next token of every text, or its end."""
         logits = self.hidden @ self.vectors.T
-        settings, noise = self.settings, draws(_TOKEN, self.seed, number)
-        choice = choose(logits, noise, settings.temperature, settings.top_k, settings.top_p)
+        choice = self.choose(logits, draws(_TOKEN, self.seed, self.own(number)))
         log_probability = logits.log_softmax(-1)
         return Step(
             complete=choice == len(self.words) - 1,
-            full=self.length >= self.longest,
+            full=self.length >= self.limit,
             stop_probability=log_probability[:, -1].exp(),
             place=(self.length - self.before)[:, None],
             token=self.words[choice][:, None],
@@ -193,9 +197,22 @@ class _Writing:
         )
 
     def select(self, rows: Tensor) -> None:
-        parts = (self.row, self.seed, self.length, self.before, self.hidden)
-        self.row, self.seed, self.length, self.before, self.hidden = (part.index_select(0, rows) for part in parts)
+        super().select(rows)
+        for name in _HELD:
+            setattr(self, name, getattr(self, name).index_select(0, rows))
+        here = rows.cpu().numpy()
+        self.lengths, self.left = self.lengths[here], self.left[here]
         self.cache = self.cache.select(rows)
+
+    def join(self, other: Self, number: int) -> None:
+        super().join(other, number)
+        for name in _HELD:
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+        # The cache counts on from its longest text, which may have left; what counts is who is here now.
+        mine = replace(self.cache, longest=int(self.lengths.max()))
+        self.lengths = np.concatenate([self.lengths, other.lengths])
+        self.left = np.concatenate([self.left, other.left])
+        self.cache = mine.join(other.cache, int(self.left.max()))
 
     def write(self, step: Step) -> Tensor:
         """Append, and compute the row of the new token."""
@@ -205,6 +222,7 @@ class _Writing:
         self.hidden = self._run(step.token.squeeze(1), self.length, attention)
         self.cache = attention.kept
         self.length = self.length + 1
+        self.lengths, self.left = self.lengths + 1, self.left - 1
         return step.place
 
     def _read(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, PrefixCache]:
@@ -212,14 +230,13 @@ class _Writing:
         device = self.family.device
         tokens = torch.tensor([token for row in rows for token in row], device=device)
         positions = torch.cat([torch.arange(len(row)) for row in rows]).to(device)
-        lengths = np.array([len(row) for row in rows])
-        packing = Packing(torch.arange(lengths.max(), device=device) < self.length[:, None], counts=lengths)
+        columns = torch.arange(self.lengths.max(), device=device)
+        packing = Packing(columns < self.length[:, None], counts=self.lengths)
         record: list[tuple[Tensor, Tensor]] = []
         prefix_lm = self.family.model.prefix_lm
         attention = attention_over(packing, self.before, prefix_lm, record=record, causal=True)
         hidden = self._run(tokens, positions, attention, packing.starts + self.length - 1)
-        room = min(self.longest - int(lengths.min()), self.settings.max_steps)
-        return hidden, PrefixCache.of(record, packing.segments, room)
+        return hidden, PrefixCache.of(record, packing.segments, int(self.left.max()))
 
     def _run(self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
         with self.family.backbone.autocast():

@@ -15,10 +15,11 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.section import NamedSection
 from insertlm.families.abilities import Abilities
 from insertlm.inference.constraints import check_rules
-from insertlm.inference.engine import Writer, check, decode, turn
+from insertlm.inference.engine import check, decode, exclusively
 from insertlm.inference.score import Score
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
+from insertlm.inference.writer import Writer
 from insertlm.nn.graphs import CachedBackbone
 from insertlm.nn.transformer import Block, ModelConfig, Transformer
 from insertlm.tasks.base import Examples, Task
@@ -143,7 +144,7 @@ class Family(nn.Module, ABC):
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
         """Write one text for every prompt, all at once."""
         longest = self.check(prompts, settings)
-        with turn(self.device):
+        with exclusively(self.device):
             return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:

@@ -42,11 +42,12 @@ from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.families.insertion import InsertionWriter, spread
 from insertlm.inference import policies
-from insertlm.inference.engine import Step, Writer, turn
+from insertlm.inference.engine import exclusively
 from insertlm.inference.sampling import choose, draws
 from insertlm.inference.scope import Scope
 from insertlm.inference.score import Score, restoring_gaps, with_each_left_out
 from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.writer import Step, Writer
 from insertlm.nn.attention import FullAttention, PrefixAttention
 from insertlm.nn.losses import slot_scores
 from insertlm.nn.transformer import ModelConfig
@@ -315,7 +316,7 @@ class ILM(Family):
             batch = variants[first : first + batch_size]
             left_out = [(row, first - 1 + row) for row in range(len(batch)) if first + row > 0]
             pairs = [(row, k, first_slot + gap) for row, k in left_out for gap in restoring_gaps(text, k)]
-            with turn(self.device):
+            with exclusively(self.device):
                 writing = _Writing(self, batch, DecodeConfig(), longest)
                 writing.stay_open()
                 stop, masses, found = writing.appraise([(row, cell, text[k]) for row, k, cell in pairs])
@@ -347,7 +348,7 @@ class _Writing(InsertionWriter):
     def step(self, number: int) -> Step:
         """The stop probability and the next insertion of every text."""
         hidden, where, stop = self._read()
-        scope = self.scope(self.done(stop))
+        scope = self.scope(stop >= self.threshold(stop))
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
         sampled = self.settings.joint and self.policy is not policies.best_pair
         insert = self._insert_jointly if sampled else self._insert_in_two_steps
@@ -382,7 +383,7 @@ class _Writing(InsertionWriter):
         if self.policy in (policies.certainty, policies.margin):
             score = score.masked_fill(~policies.plausible(mass), -torch.inf)
         in_play = 1 if self.settings.joint else self.settings.position_top_k
-        slot = choose(score, draws(_SLOT, self.canvas.seed, self.own(number)), k=in_play)
+        slot = choose(score, draws(_SLOT, self.seed, self.own(number)), k=in_play)
         row = scope.slots.where.gather(1, slot[:, None]).squeeze(1).clamp(min=0)  # slot 0 where all is barred
         logits = scope.logits(slot_rows.index_select(0, row), self.words, row)
         token = self._choose(logits, number)
@@ -397,4 +398,4 @@ class _Writing(InsertionWriter):
         return pair // len(self.words), pair % len(self.words), log_probability
 
     def _choose(self, logits: Tensor, number: int) -> Tensor:
-        return self.choose(logits, draws(_TOKEN, self.canvas.seed, self.own(number)))
+        return self.choose(logits, draws(_TOKEN, self.seed, self.own(number)))

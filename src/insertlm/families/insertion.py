@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Hashable, Sequence
+from typing import Self
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,10 +12,9 @@ from torch import Tensor
 from insertlm.core.packing import Packing
 from insertlm.families.base import Family
 from insertlm.inference.canvas import Canvas
-from insertlm.inference.engine import Step
-from insertlm.inference.sampling import choose, choose_each
 from insertlm.inference.scope import Rules, Scope
 from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.writer import BatchWriter, Step
 from insertlm.nn.attention import (
     Attention,
     CachedAttention,
@@ -32,22 +29,20 @@ __all__ = ["InsertionWriter", "spread"]
 _PATIENCE = 4  # steps
 
 
-class InsertionWriter(ABC):
+class InsertionWriter(BatchWriter):
     """A model at work on one batch of canvases. With `prefix_lm` the prefix is computed here, once.
 
-    Texts may join, see Joinable: so a step counts with `own` and keeps to the canvas's limits. Where it also ends texts
-    with `done` and chooses tokens with `choose`, the settings of texts may differ in these.
+    A place is a cell of the canvas and means "right behind this token". Texts may join, so a step counts with `own` and
+    keeps to the canvas's limits.
 
-    mixes: whether it does so   mixed: the settings of each text, if they differ
     captured: whether to work with CUDA graphs, which the family lends to one batch at a time
     """
 
-    mixes: ClassVar[bool] = False
-
     def __init__(self, family: Family, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
-        self.family, self.settings = family, settings
+        super().__init__(prompts, settings, family.device)
+        self.family = family
         room = longest - np.array([len(prompt.prefix) + len(prompt.start) + family.framing for prompt in prompts])
-        if settings.parallel == 1:
+        if settings.parallel == 1:  # then a step writes a token, and no more cells are needed than there are steps
             room = room.clip(max=settings.max_steps)
         specials = family.specials
         self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
@@ -55,70 +50,33 @@ class InsertionWriter(ABC):
         self.rules = Rules(prompts, family.writable.tolist()) if ruled else None
         self.cache = self._prefix_cache() if family.model.prefix_lm else None
         self.captured = self.cache is not None and CachedBackbone.takes(family.backbone)
+        self.patience = _PATIENCE if self.captured else 1
         self.graphs: CachedBackbone | None = None
-        self.mixed: list[DecodeConfig] | None = None
-
-    @property
-    def row(self) -> Tensor:
-        return self.canvas.row
-
-    @property
-    def patience(self) -> int:
-        return _PATIENCE if self.captured else 1
 
     @property
     def full(self) -> Tensor:
         """[B] bool: no room, or no place."""
         return (self.canvas.length >= self.canvas.limit) | ~self.canvas.open.any(1)
 
-    @abstractmethod
-    def step(self, number: int) -> Step: ...
-
     def scope(self, done: Tensor) -> Scope:
-        """done: [B] bool, as of `done`"""
+        """done: [B] bool, which texts the model itself would end"""
         if self.rules is not None:
             return self.rules.scope(self.canvas, done, self.canvas.counts.limit - self.canvas.counts.length)
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
         return Scope(done, self.full, slots)
 
-    def own(self, number: int) -> Tensor | int:
-        """Step `number` as each text counts it: [B], or one number for all."""
-        begun = self.canvas.counts.begun
-        if (begun == begun[0]).all():
-            return number - int(begun[0])
-        return torch.from_numpy(number - begun).to(self.canvas.seed.device)
-
-    def done(self, stop: Tensor) -> Tensor:
-        """Which texts the model itself would end, [B] bool. stop: [B] probabilities"""
-        if self.mixed is None:
-            return stop >= self.settings.stop_threshold
-        return stop >= stop.new_tensor([each.stop_threshold for each in self.mixed])
-
-    def choose(self, logits: Tensor, noise: Callable[[int], Tensor]) -> Tensor:
-        """One index per row, [B*K], as `choose` of sampling.py. logits: [B*K, N], K rows for each text"""
-        if self.mixed is None:
-            return choose(logits, noise, *_way(self.settings))
-        return choose_each(logits, noise, [_way(settings) for settings in self.mixed])
-
     # --- Joining
 
     @property
     def kind(self) -> Hashable:
-        """Pairs of slot and token are chosen as the settings of the writer say, so these must be the same then."""
-        free: dict[str, Any] = {"max_steps": 1, "max_length": None}
-        if self.mixes and not self.settings.joint:
-            free |= {"stop_threshold": 0.5, "temperature": 0.0, "top_k": 0, "top_p": 1.0}
-        fixed = msgspec.structs.astuple(msgspec.structs.replace(self.settings, **free))
-        return fixed, self.rules is None, self.cache is None
+        return super().kind, self.rules is None, self.cache is None
 
     def stay_open(self) -> None:
-        self.captured = False
+        self.captured, self.patience = False, 1
 
     def join(self, other: Self, number: int) -> None:
-        if self.mixed is not None or self.settings != other.settings:
-            mine = self.mixed or [self.settings] * len(self.canvas)
-            self.mixed = [*mine, *(other.mixed or [other.settings] * len(other.canvas))]
-        self.canvas = self.canvas.join(other.canvas, number)
+        super().join(other, number)
+        self.canvas = self.canvas.join(other.canvas)
         if self.rules is not None and other.rules is not None:
             self.rules.join(other.rules)
         if self.cache is not None and other.cache is not None:
@@ -126,9 +84,8 @@ class InsertionWriter(ABC):
             self.cache = self.cache.join(other.cache, room)
 
     def select(self, rows: Tensor) -> None:
+        super().select(rows)
         self.canvas = self.canvas.select(rows)
-        if self.mixed is not None:
-            self.mixed = [self.mixed[row] for row in rows.tolist()]
         if self.rules is not None:
             self.rules.select(rows.tolist())
         if self.graphs is not None:
@@ -140,6 +97,8 @@ class InsertionWriter(ABC):
         if self.rules is not None:
             self.rules.write(step.place.tolist(), step.token.tolist())
         return self.canvas.insert(step.place, step.token)
+
+    # --- Computing
 
     def hidden(self) -> tuple[Tensor, Tensor]:
         """Hidden rows of all but the prefix, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
@@ -184,10 +143,6 @@ class InsertionWriter(ABC):
         with self.family.backbone.autocast():
             hidden: Tensor = self.family.backbone(tokens, positions, attention, wanted=wanted)
         return hidden
-
-
-def _way(settings: DecodeConfig) -> tuple[float, int, float]:
-    return settings.temperature, settings.top_k, settings.top_p
 
 
 def spread(values: Tensor, packing: Packing) -> Tensor:

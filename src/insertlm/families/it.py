@@ -40,10 +40,10 @@ from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.families.ilm import Corrupted, corrupt, deletion_count
 from insertlm.families.insertion import InsertionWriter, spread
-from insertlm.inference.engine import Step, Writer
 from insertlm.inference.policies import certainty, margin
-from insertlm.inference.sampling import choose, draws
+from insertlm.inference.sampling import draws
 from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.writer import Step, Writer
 from insertlm.nn.attention import attention_over
 from insertlm.nn.fused import whole_blocks
 from insertlm.nn.losses import slot_scores
@@ -165,6 +165,7 @@ class _Writing(InsertionWriter):
     """
 
     family: IT
+    mixes = True
 
     def __init__(self, family: IT, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
         super().__init__(family, prompts, settings, longest)
@@ -180,13 +181,13 @@ class _Writing(InsertionWriter):
         end = spread(outlook.end, slots).exp()
         stop = end.masked_fill(~self.canvas.open, torch.inf).amin(1)
         stop = stop.masked_fill(stop.isinf(), torch.nan)  # no slot is open, so there is nothing to be sure of
-        unsettled = self.canvas.open & (end < self.settings.stop_threshold)
+        threshold = self.threshold(stop)
+        unsettled = self.canvas.open & (end < (threshold[:, None] if isinstance(threshold, Tensor) else threshold))
         slot, real = self._best(spread(outlook.score, slots), unsettled)
         row = slots.where.gather(1, slot).clamp(min=0).flatten()
         token, log_probability = self._choose(number, slot, slot_rows.index_select(0, row), outlook.mass[row])
         real = real & ~self._doubled(torch.where(real, slot, -1), token)
-        complete = stop >= self.settings.stop_threshold
-        return Step(complete, self.full, stop, torch.where(real, slot, -1), token, log_probability)
+        return Step(stop >= threshold, self.full, stop, torch.where(real, slot, -1), token, log_probability)
 
     def _look(self, slot_rows: Tensor) -> _Outlook:
         parts = [self._look_at(piece @ self.words.T) for piece in torch.split(slot_rows, _AT_ONCE)]
@@ -225,14 +226,16 @@ class _Writing(InsertionWriter):
 
     def _choose(self, number: int, slot: Tensor, rows: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
         """A token for each slot, with its log-probability there: [B, K]. rows: [B*K, d]   mass: [B*K]"""
-        settings, tokens, scores = self.settings, [], []
-        seed = hash32(_SLOT, self.canvas.seed[:, None], slot).flatten()  # slots of one text draw independently
+        tokens, scores = [], []
+        count = slot.shape[1]
+        texts = torch.arange(len(slot)).repeat_interleave(count).tolist()
+        seed = hash32(_SLOT, self.seed[:, None], slot).flatten()  # slots of one text draw independently
         own = self.own(number)
-        turns = torch.full_like(seed, own) if isinstance(own, int) else own.repeat_interleave(slot.shape[1])
-        for parts in zip(*(torch.split(part, _AT_ONCE) for part in (rows, seed, turns)), strict=True):
-            logits = parts[0] @ self.words[:-1].T
-            noise = draws(_TOKEN, *parts[1:])
-            tokens.append(choose(logits, noise, settings.temperature, settings.top_k, settings.top_p))
+        numbers = torch.full_like(seed, own) if isinstance(own, int) else own.repeat_interleave(count)
+        for first in range(0, len(rows), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            logits = rows[part] @ self.words[:-1].T
+            tokens.append(self.choose(logits, draws(_TOKEN, seed[part], numbers[part]), texts[part]))
             scores.append(logits.gather(1, tokens[-1][:, None]).squeeze(1))
         token = self.family.writable[torch.cat(tokens)]
         return token.view_as(slot), (torch.cat(scores) - mass).view_as(slot)

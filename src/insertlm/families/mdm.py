@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -53,9 +54,8 @@ from insertlm.core.packing import Packing
 from insertlm.core.section import Count, Fraction
 from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
-from insertlm.inference.engine import Step, Writer
-from insertlm.inference.sampling import choose
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
+from insertlm.inference.writer import BatchWriter, Step, Writer
 from insertlm.nn.adaln import AdaptiveBlock, AdaptiveNorm, TimeFeatures
 from insertlm.nn.attention import FullAttention
 from insertlm.nn.losses import slot_scores
@@ -74,7 +74,7 @@ _STRETCHED, _FIRST, _SIZE = -1, -2, -3
 _STEP, _TOKEN = 0, 1
 
 _LEAPING = ("auto", "random")  # orders by tau-leaping
-_HELD = ("given", "given_length", "row", "seed", "tokens", "steps", "time", "barred", "leading", "headless")  # by text
+_HELD = ("given_length", "tokens", "steps", "count", "time", "barred", "leading", "headless")  # of every text
 
 
 class MdmConfig(FamilyConfig, frozen=True, kw_only=True, tag="mdm"):
@@ -277,32 +277,33 @@ def _masks(prompt: Prompt) -> int:
     return sum(least for least, _ in prompt.bounds.values())
 
 
-class _Writing:
+class _Writing(BatchWriter):
     """An MDM at work.
 
-    tokens: [B, block], <mask> where nothing is written   steps: [B, block], when tau-leaping writes each cell
+    given: [B, G], prefix and <bos>   tokens: [B, block], <mask> where nothing is written
+    steps: [B, block], when tau-leaping writes each cell   count: [B], its steps in all
     time: [B], where it sets out   barred: [B, words] bool, what no cell may hold
     leading: [B, block] bool, cells that begin headed gaps   headless: [B, words] bool, what these may not hold
     """
 
-    patience = 1
+    mixes = True
 
     def __init__(self, family: MDM, prompts: Sequence[Prompt], settings: DecodeConfig) -> None:
-        self.family, self.settings = family, settings
+        super().__init__(prompts, settings, family.device)
+        self.family = family
         device, block = family.device, family.config.block
         rows = [torch.tensor([*prompt.prefix, family.specials.bos]) for prompt in prompts]
         self.lengths = np.array([len(row) + block for row in rows])
         self.given = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
         self.given_length = torch.tensor([len(row) for row in rows], device=device)
-        self.row = torch.arange(len(rows), device=device)
-        self.seed = torch.tensor([prompt.folded_seed for prompt in prompts], device=device)
         self.tokens = torch.tensor([self._block(prompt) for prompt in prompts], device=device)
         self.time = (self.tokens == family.specials.mask).float().mean(1)
         self.barred = torch.stack([self._out_of_play(prompt) for prompt in prompts])
         self.leading = torch.tensor([self._leading(prompt) for prompt in prompts], device=device)
         self.headless = torch.stack([~self._among_words(prompt.heads) for prompt in prompts])
         cell = torch.arange(block, device=device)
-        self.steps = randint(torch.tensor(settings.max_steps), _STEP, self.seed[:, None], cell)
+        self.count = torch.full_like(self.seed, settings.max_steps)
+        self.steps = randint(self.count[:, None], _STEP, self.seed[:, None], cell)
 
     def _block(self, prompt: Prompt) -> list[int]:
         """The block at the start."""
@@ -334,9 +335,18 @@ class _Writing:
         return cells[:-1]
 
     def select(self, rows: Tensor) -> None:
+        super().select(rows)
         self.lengths = self.lengths[rows.cpu().numpy()]
+        self.given = self.given.index_select(0, rows)
         for name in _HELD:
             setattr(self, name, getattr(self, name).index_select(0, rows))
+
+    def join(self, other: Self, number: int) -> None:
+        super().join(other, number)
+        self.lengths = np.concatenate([self.lengths, other.lengths])
+        self.given = nn.utils.rnn.pad_sequence([*self.given, *other.given], batch_first=True)
+        for name in _HELD:
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
     def step(self, number: int) -> Step:
         """The next cells of every text, and a token for each."""
@@ -371,11 +381,10 @@ class _Writing:
 
     def _leap(self, masked: Tensor) -> tuple[Tensor, Tensor]:
         """The cells of each text's next step, and what is expected there; cells: [B, K], -1 where a text has fewer."""
-        count = self.settings.max_steps
-        step = self.steps.masked_fill(~masked, count).amin(1)
+        step = torch.where(masked, self.steps, self.count[:, None]).amin(1)
         due = masked & (self.steps == step[:, None])
         cell = _first(torch.where(due, 0.0, -torch.inf), int(due.sum(1).max()))
-        return cell, self.predict(self.time * (count - step) / count, cell.clamp(min=0))
+        return cell, self.predict(self.time * (self.count - step) / self.count, cell.clamp(min=0))
 
     def _plan(self, masked: Tensor) -> tuple[Tensor, Tensor]:
         """The cells the model is surest of, likewise."""
@@ -394,8 +403,7 @@ class _Writing:
             draw = uniform(_TOKEN, self.seed[:, None, None], cell[:, :, None], torch.arange(width, device=cell.device))
             return draw.flatten(0, 1)
 
-        s = self.settings
-        return choose(expected.flatten(0, 1), noise, s.temperature, s.top_k, s.top_p).view_as(cell)
+        return self.choose(expected.flatten(0, 1), noise).view_as(cell)
 
 
 def _first(score: Tensor, count: int) -> Tensor:

@@ -29,15 +29,14 @@ class Counts(NamedTuple):
     prefix: NDArray[np.int64]
     open: NDArray[np.int64]
     limit: NDArray[np.int64]
-    begun: NDArray[np.int64]
 
 
 @dataclass
 class Canvas:
     """tokens, ranks: [B, C]   open: [B, C] bool, whether a token may be inserted right behind this one
-    length: [B] cells in use   prefix: [B] of them prefix   limit: [B] most cells   row: [B] which prompt   seed: [B]
+    length: [B] cells in use   prefix: [B] of them prefix   limit: [B] most cells
     counts: the host's own copy of lengths, prefixes, numbers of open cells and limits, so that the device need not be
-    asked, and the step at which each row began"""
+    asked"""
 
     counts: Counts
     tokens: Tensor
@@ -46,8 +45,6 @@ class Canvas:
     length: Tensor
     prefix: Tensor
     limit: Tensor
-    row: Tensor
-    seed: Tensor
 
     @classmethod
     def start(
@@ -69,9 +66,8 @@ class Canvas:
             if prompt.open is not None:
                 cells[:] = False
                 cells[[first + gap for gap in prompt.open]] = True
-        seed = np.array([prompt.folded_seed for prompt in prompts])
-        parts = (tokens, ranks, open_, length, prefix, limit, np.arange(len(prompts)), seed)
-        counts = Counts(length, prefix, open_.sum(1), limit, np.zeros_like(length))
+        parts = (tokens, ranks, open_, length, prefix, limit)
+        counts = Counts(length, prefix, open_.sum(1), limit)
         return cls(counts, *(torch.tensor(part, device=device) for part in parts))
 
     def __len__(self) -> int:
@@ -99,10 +95,9 @@ class Canvas:
         still = Counts(*(count[here] for count in counts))
         return Canvas(still, *(part.index_select(0, rows) for part in parts))
 
-    def join(self, other: Canvas, number: int) -> Canvas:
-        """The rows of both. Those of `other` begin with step `number`."""
-        late = other.counts._replace(begun=other.counts.begun + number)
-        counts = Counts(*(np.concatenate(pair) for pair in zip(self.counts, late, strict=True)))
+    def join(self, other: Canvas) -> Canvas:
+        """The rows of both."""
+        counts = Counts(*(np.concatenate(pair) for pair in zip(self.counts, other.counts, strict=True)))
         columns = int(counts.limit.max()) + 1
         parts = []
         for part in fields(self)[1:]:

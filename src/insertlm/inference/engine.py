@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,52 +21,11 @@ from torch import Tensor
 from insertlm.core.errors import InsertlmError
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Insertion, Trajectory
+from insertlm.inference.writer import Step, Writer
 
-__all__ = ["Author", "Joinable", "Step", "Writer", "check", "decode", "known", "turn"]
+__all__ = ["Author", "check", "decode", "exclusively", "known"]
 
-_TURN = threading.RLock()
-
-
-class Step(NamedTuple):
-    """What a model would do next to each text, before it is done.
-
-    complete: [B] bool, nothing is missing   full: [B] bool, there is no room or place for more
-    stop_probability: [B], how sure the model is that nothing is missing; NaN where it cannot tell
-    place, token, log_probability: [B, K], up to K tokens at once; what a place is, is the writer's business
-    """
-
-    complete: Tensor
-    full: Tensor
-    stop_probability: Tensor
-    place: Tensor
-    token: Tensor
-    log_probability: Tensor
-
-
-class Writer(Protocol):
-    """A model at work on a batch of texts: holds them, and what it has computed once for all steps.
-
-    patience: how many steps may pass before the loop looks which texts have ended. Until then they stay, and a step has
-    place -1 for them: for writers to whom a few useless rows cost less than the host's waiting for the device.
-    """
-
-    @property
-    def patience(self) -> int: ...
-
-    @property
-    def row(self) -> Tensor:
-        """[B]: the prompt of each text under way."""
-        ...
-
-    def step(self, number: int) -> Step: ...
-
-    def select(self, rows: Tensor) -> None:
-        """Only these texts go on; rows: [B'] indices, ascending."""
-        ...
-
-    def write(self, step: Step) -> Tensor:
-        """Carry out a step. Returns the rank of every token in its text after the step, -1 where none came, [B, K]"""
-        ...
+_LOCKS: dict[int, AbstractContextManager[object]] = {}  # by GPU
 
 
 class Author(Protocol):
@@ -83,26 +42,6 @@ class Author(Protocol):
 
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
         """Write one text for every prompt, all at once."""
-        ...
-
-
-@runtime_checkable
-class Joinable(Writer, Protocol):
-    """A writer that lets other texts join the ones it holds, see session.py. Where a text's result depends on the
-    number of the step, it counts from the step at which the text began."""
-
-    @property
-    def kind(self) -> Hashable:
-        """What two writers of a family must have in common to be joined."""
-        ...
-
-    def stay_open(self) -> None:
-        """Texts may join from now on: nothing may be captured, or shared, for the batch as it is."""
-        ...
-
-    def join(self, other: Self, number: int) -> None:
-        """Take over the texts of another writer of the same kind, before its first step; here they begin with step
-        `number`."""
         ...
 
 
@@ -123,10 +62,13 @@ def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: in
                 )
 
 
-def turn(device: torch.device) -> AbstractContextManager[object]:
-    """Threads take turns on a GPU: while one captures a graph, no other may ask for memory, and all batches share one
-    set of graphs. On a CPU they work side by side."""
-    return _TURN if device.type == "cuda" else nullcontext()
+def exclusively(device: torch.device) -> AbstractContextManager[object]:
+    """Only one thread at a time may work on a GPU: while one captures a graph, no other may ask for memory, and all
+    batches share one set of graphs. GPUs do not wait for each other, and on a CPU threads work side by side."""
+    if device.type != "cuda":
+        return nullcontext()
+    gpu = torch.cuda.current_device() if device.index is None else device.index
+    return _LOCKS.setdefault(gpu, threading.RLock())
 
 
 @torch.inference_mode()

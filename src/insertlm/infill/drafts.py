@@ -1,21 +1,44 @@
-"""Texts as readers see them while they are written: cells, among which every insertion puts a new one."""
+"""Texts that grow: what is to be decoded, what readers see of it on the way, and what it is in the end.
+
+What is promised of filling in blanks:
+
+- What was given comes back byte for byte: a filled text is put together from the user's own pieces and the fills, never
+  from decoded ids of what was given.
+- A single space before a blank is not shown to the model, which then reads on from a word as in its training texts and
+  writes the space itself: the first token of the fill must begin with a space and go on (or be a space, if the
+  vocabulary has no such; it may be anything if it has none with spaces, or if the family cannot be told). In the result
+  that space is the given one and no part of the fill. It is given back in any case, and a piece that is nothing but a
+  space between two blanks is shown.
+- With `anywhere` the model may insert outside of blanks too, wherever two tokens of the given text meet without sharing
+  a character. The given text is then still there, in order, in `spans`.
+- A required word is written as its tokens, with a space before it, in one piece: it is in a fill letter for letter, if
+  need be as a part of a longer word.
+- A banned word, as a whole word, is in no fill, nor made by a fill together with the text beside it. Its usual tokens
+  are barred; should it come about by others, these are barred too and the sample is written again (with another seed
+  if they cannot be barred, since a required word has them).
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
+from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
-from insertlm.inference.session import Progress, Session
+from insertlm.inference.constraints import contradicts
+from insertlm.inference.scheduler import Progress
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Insertion, Trajectory
+from insertlm.infill.requests import EncodedRequest, Request
+from insertlm.infill.results import Infilling
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["Draft", "Event", "Piece", "Stream", "Writing", "spell"]
+__all__ = ["Draft", "Event", "InfillDraft", "PlainDraft", "begin"]
+
+_ATTEMPTS = 50  # at keeping banned words out of a sample
 
 Result = TypeVar("Result")
 
@@ -37,13 +60,6 @@ class Event(NamedTuple):
     text: str
     probability: float
     stop_probability: float | None
-
-
-class Piece(NamedTuple):
-    """A part of a finished text. order: of the event that wrote it; None: it was given"""
-
-    text: str
-    order: int | None
 
 
 class Draft(ABC, Generic[Result]):
@@ -84,61 +100,49 @@ class Draft(ABC, Generic[Result]):
         return Event(sample, order, step, at, token, self.tokenizer.decode([token]), math.exp(log_probability), stop)
 
 
-class Writing(Draft[Trajectory]):
-    """A text written from nothing."""
+class PlainDraft(Draft[Trajectory]):
+    """A text written from nothing, or from a prompt: the ids are the result."""
 
     def finish(self, trajectory: Trajectory) -> Trajectory:
         return trajectory
 
 
-class Stream(Generic[Result]):
-    """Events of texts as they happen. `results` are the finished texts; to ask for them is to wait for the end."""
+class InfillDraft(Draft[Infilling]):
+    """A sample of a request under way. With banned words it may have to be written again, so it is not shown before it
+    is done."""
 
-    def __init__(
-        self, family: Family, drafts: Sequence[Draft[Result]], settings: DecodeConfig, batch_size: int
-    ) -> None:
-        self._results: dict[int, Result] = {}
-        self._events = self._write(family, drafts, settings, batch_size)
+    def __init__(self, encoded: EncodedRequest, request: Request, tokenizer: Tokenizer, seed: int) -> None:
+        given = encoded.given
+        super().__init__(encoded.prompt(seed), tokenizer, given.cells, sorted(given.places))
+        self.given, self.banned, self.seed, self.attempts = given, request.banned, seed, 0
+        self.held = bool(request.banned)
 
-    def __iter__(self) -> Iterator[Event]:
-        return self._events
-
-    @property
-    def results(self) -> list[Result]:
-        deque(self._events, maxlen=0)
-        return [self._results[number] for number in sorted(self._results)]
-
-    def _write(
-        self, family: Family, drafts: Sequence[Draft[Result]], settings: DecodeConfig, batch_size: int
-    ) -> Iterator[Event]:
-        """At most `batch_size` are under way; when one ends another begins."""
-        session, waiting, under_way = Session(family), deque(range(len(drafts))), dict[int, int]()
-        while waiting or under_way:
-            begin = [waiting.popleft() for _ in range(min(len(waiting), batch_size - len(under_way)))]
-            keys = session.add([drafts[number].prompt for number in begin], settings)
-            under_way |= dict(zip(keys, begin, strict=True))
-            for progress in session.step():
-                number = under_way[progress.key]
-                events, result = drafts[number].see(progress, number)
-                yield from events
-                if progress.ended is not None:
-                    del under_way[progress.key]
-                    if result is None:
-                        waiting.appendleft(number)
-                    else:
-                        self._results[number] = result
+    def finish(self, trajectory: Trajectory) -> Infilling | None:
+        result = Infilling(trajectory, self.given, self.tokenizer)
+        spelling = result.spelling(self.banned)
+        if not spelling:
+            return result
+        self.attempts += 1
+        if self.attempts == _ATTEMPTS:
+            words = " and ".join(map(repr, self.banned))
+            raise InsertlmError(f"cannot keep {words} out of the text; expected other banned words")
+        again = replace(self.prompt, banned=(*self.prompt.banned, spelling))
+        if contradicts(again):
+            again = replace(self.prompt, seed=self.seed + (self.attempts << 32))
+        self.prompt = again
+        return None
 
 
-def spell(tokenizer: Tokenizer, ids: Sequence[int], without: str = "") -> list[str]:
-    """What each id adds to the text; joined, they are the whole text. A character of several ids belongs to the last of
-    them. without: what the text is to be shown without, if it begins so"""
-    whole = tokenizer.decode(ids).removeprefix(without)
-    ends = (_shared(tokenizer.decode(ids[: k + 1]).removeprefix(without), whole) for k in range(len(ids) - 1))
-    places = [0, *accumulate(ends, max), len(whole)] if ids else []
-    return [whole[first:last] for first, last in pairwise(places)]
-
-
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+def begin(
+    family: Family, tokenizer: Tokenizer, requests: Sequence[Request], settings: DecodeConfig, seed: int
+) -> list[InfillDraft]:
+    """What to decode for requests, the i-th with the seed `seed + i`. Several samples of one share their ids."""
+    encoded: dict[int, EncodedRequest] = {}
+    for number, request in enumerate(requests, start=1):
+        if id(request) not in encoded:
+            try:
+                encoded[id(request)] = EncodedRequest.of(family, tokenizer, request, settings)
+            except InsertlmError as error:
+                where = f"text {number}: " if requests[0] is not requests[-1] else ""
+                raise InsertlmError(f"{where}{error}") from error
+    return [InfillDraft(encoded[id(request)], request, tokenizer, seed + i) for i, request in enumerate(requests)]

@@ -6,18 +6,19 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-import torch
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from insertlm.core.errors import InsertlmError
-from insertlm.families.base import Family
 from insertlm.inference.constraints import contradicts, is_within
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.text.blanks import cut_out, parse_blanks
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["Given", "Lengths", "Request", "Run", "Task", "whole_word"]
+if TYPE_CHECKING:  # it imports torch, and what is wrong with a request is said before that
+    from insertlm.families.base import Family
+
+__all__ = ["EncodedRequest", "Given", "Lengths", "Request", "Run", "whole_word"]
 
 Run = tuple[int, ...]
 Lengths = int | None | Sequence[int | None]
@@ -41,6 +42,11 @@ class Request:
     banned: Sequence[str] = ()
     required: Sequence[str] = ()
     lengths_of: Sequence[str] | None = None
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """What is given around the blanks, one piece more than there are blanks."""
+        return parse_blanks(self.text) if self.blanks is None else cut_out(self.text, self.blanks)
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Task:
+class EncodedRequest:
     """A request in ids, see Prompt."""
 
     given: Given
@@ -106,8 +112,8 @@ class Task:
     heads: frozenset[int]
 
     @classmethod
-    def of(cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig) -> Task:
-        pieces = parse_blanks(request.text) if request.blanks is None else cut_out(request.text, request.blanks)
+    def of(cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig) -> EncodedRequest:
+        pieces = request.pieces
         if len(pieces) == 1 and not request.anywhere:
             raise InsertlmError("the text has no blank; expected ___ where something is missing (or anywhere)")
         given = Given.of(pieces, tokenizer, anywhere=False)
@@ -122,10 +128,10 @@ class Task:
         required = _required(family, tokenizer, request, mosts)
         banned = _banned(family, tokenizer, request, required)
         heads = _heads(tokenizer) if family.abilities.supports_constraints and given.spaces else frozenset()
-        task = cls(given, bounds, banned, required, heads)
-        if contradicts(task.prompt(0)):
+        encoded = cls(given, bounds, banned, required, heads)
+        if contradicts(encoded.prompt(0)):
             raise InsertlmError("banned: nothing is left to begin a blank behind a space; expected fewer words")
-        return task
+        return encoded
 
     def prompt(self, seed: int) -> Prompt:
         given = self.given
@@ -208,7 +214,7 @@ def _heads(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _can_write(family: Family, run: Run) -> bool:
-    return bool(torch.isin(torch.tensor(run), family.writable.cpu()).all())
+    return set(run) <= set(family.writable.tolist())
 
 
 def whole_word(word: str) -> re.Pattern[str]:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from insertlm.infill.drafts import Event
-from insertlm.infill.filling import Filling, Infilling
-from insertlm.infill.filling import Request as Blanks
+from insertlm.infill.drafts import Event, InfillDraft
+from insertlm.infill.requests import Request as InfillRequest
+from insertlm.infill.results import Infilling
 from insertlm.server.errors import invalid
 from insertlm.server.registry import Registry, Served, answer_head
 from insertlm.server.requests import EventStream, RunningRequest, encode_event, while_connected
@@ -68,11 +68,11 @@ def other_routes(registry: Registry) -> APIRouter:
 # --- Requests
 
 
-def _between(before: str, behind: str) -> Blanks:
+def _between(before: str, behind: str) -> InfillRequest:
     """One blank between two texts. With no text on either side the model writes from nothing."""
     if not before and not behind:
-        return Blanks("___")
-    return Blanks(before + behind, [(len(before), len(before))])
+        return InfillRequest("___")
+    return InfillRequest(before + behind, [(len(before), len(before))])
 
 
 def _check(body: CompletionBody, prompts: Sequence[str], most: int) -> None:
@@ -101,7 +101,7 @@ async def _results(running: RunningRequest, request: Request) -> list[Infilling]
 class _GrowingFill:
     """The fill of a draft while it grows from left to right. stops: strings before the first of which it is cut off"""
 
-    def __init__(self, draft: Filling, stops: Sequence[str]) -> None:
+    def __init__(self, draft: InfillDraft, stops: Sequence[str]) -> None:
         self.draft, self.stops, self.ids, self.sent = draft, [stop for stop in stops if stop], list[int](), ""
         # So many characters at the end may be the beginning of a stop, so they are kept back.
         self.keep = max(map(len, self.stops), default=1) - 1

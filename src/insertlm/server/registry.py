@@ -12,15 +12,13 @@ from typing import Any, Literal
 from starlette.types import Receive
 
 from insertlm.core.errors import InsertlmError
-from insertlm.inference.settings import Prompt
-from insertlm.infill.drafts import Writing
-from insertlm.infill.filling import Filling, Request, begin
+from insertlm.infill.drafts import InfillDraft, PlainDraft
+from insertlm.infill.requests import Request
 from insertlm.model import Model
 from insertlm.server.errors import RefusedError, invalid
 from insertlm.server.limits import Limits
 from insertlm.server.requests import RunningRequest, while_connected
 from insertlm.server.worker import Worker
-from insertlm.text.blanks import cut_out, parse_blanks
 
 __all__ = ["Kind", "Registry", "Served", "answer_head"]
 
@@ -75,23 +73,21 @@ class Registry:
         changes: dict[str, Any],
         receive: Receive,
         watched: bool = True,
-    ) -> tuple[RunningRequest, list[Filling]]:
+    ) -> tuple[RunningRequest, list[InfillDraft]]:
         """Start to fill in blanks. changes: of keys in the recipe's `decode` section, None where there is none
         receive: tells whether the client is still connected   watched: whether to report single insertions"""
         for request in requests:
             self._check(request)
         settings = one.model.settings(**self._limited(one, changes))
-        tokenizer = one.model.text_tokenizer
-        drafts = await asyncio.to_thread(begin, one.model.family, tokenizer, requests, settings, seed)
+        drafts = await asyncio.to_thread(one.model.begin_infill, requests, settings, seed)
         running = RunningRequest(one.worker, drafts, settings, watched, self.limits.seconds)
         await while_connected(receive, running.start())
         return running, drafts
 
-    async def solve(self, one: Served, prompt: str, seed: int, receive: Receive) -> tuple[RunningRequest, Writing]:
+    async def solve(self, one: Served, prompt: str, seed: int, receive: Receive) -> tuple[RunningRequest, PlainDraft]:
         """Start to write the answer to a prompt."""
         self._check_length(prompt, "prompt")
-        task = one.model.recipe.task
-        draft = Writing(Prompt(task.parse_prompt(prompt), seed), task.tokenizer)
+        draft = one.model.begin(prompt, seed)
         settings = one.model.settings(**self._limited(one, {}))
         running = RunningRequest(one.worker, [draft], settings, True, self.limits.seconds)
         await while_connected(receive, running.start())
@@ -107,9 +103,8 @@ class Registry:
     def _check(self, request: Request) -> None:
         limits = self.limits
         self._check_length(request.text, "text")
-        pieces = parse_blanks(request.text) if request.blanks is None else cut_out(request.text, request.blanks)
-        if len(pieces) - 1 > limits.blanks:
-            raise invalid(f"expected at most {limits.blanks} blanks, got {len(pieces) - 1}", "text")
+        if (blanks := len(request.pieces) - 1) > limits.blanks:
+            raise invalid(f"expected at most {limits.blanks} blanks, got {blanks}", "text")
         for name in ("banned", "required"):
             if len(words := getattr(request, name)) > limits.words:
                 raise invalid(f"expected at most {limits.words} words, got {len(words)}", name)

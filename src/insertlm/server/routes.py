@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from insertlm.inference.trajectory import Trajectory
-from insertlm.infill.drafts import Draft, Event, spell
-from insertlm.infill.filling import Infilling
-from insertlm.infill.filling import Request as Blanks
+from insertlm.infill.drafts import Draft, Event
+from insertlm.infill.requests import Request as InfillRequest
+from insertlm.infill.results import Infilling, spell
 from insertlm.server.errors import RefusedError
 from insertlm.server.registry import Registry, answer_head
 from insertlm.server.requests import EventStream, RunningRequest, encode_event, while_connected
@@ -74,7 +74,7 @@ def native_routes(registry: Registry) -> APIRouter:
         streams its insertions once the text is done, because the text may have to be written again.
         """
         one = registry.find(body.model, "text")
-        asked = Blanks(
+        asked = InfillRequest(
             body.text, body.blanks, body.anywhere, body.min_length, body.max_length, body.banned, body.required
         )
         changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})

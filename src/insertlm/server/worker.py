@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
-from insertlm.inference.session import Progress, Session
+from insertlm.inference.scheduler import Progress, Scheduler
 from insertlm.inference.settings import DecodeConfig
 from insertlm.infill.drafts import Draft, Event
 from insertlm.server.errors import RefusedError, invalid
@@ -30,7 +29,7 @@ _log = logging.getLogger("insertlm.server")
 
 
 class Began(NamedTuple):
-    """All texts of a job are under way."""
+    """The first text of a job is under way."""
 
 
 class Ended(NamedTuple):
@@ -54,6 +53,7 @@ class Job:
     settings: DecodeConfig
     watched: bool
     tell: Callable[[Message], None]
+    begun: bool = False
     results: dict[int, Any] = field(default_factory=dict)
 
 
@@ -63,11 +63,11 @@ class Worker:
     def __init__(self, name: str, family: Family, concurrent: int, queue: int) -> None:
         self.family, self.concurrent, self.queue = family, concurrent, queue
         self.tokens = self.steps = self.cancelled = 0
-        self._session = Session(family)
-        self._waiting: deque[Job] = deque()
+        self._scheduler = Scheduler(family, concurrent, watched=True)
         self._jobs: set[Job] = set()  # that wait or are under way
-        self._gone: list[Job] = []
-        self._texts: dict[int, tuple[Job, int]] = {}  # by the session's key
+        self._new: list[Job] = []  # of these, what the thread has not seen yet
+        self._gone: list[Job] = []  # and what nobody waits for any more
+        self._texts: dict[int, tuple[Job, int]] = {}  # by the scheduler's key
         self._changed = threading.Condition()
         self._closing = False
         self._name = f"insertlm-{name}"
@@ -75,12 +75,12 @@ class Worker:
 
     @property
     def running(self) -> int:
-        return len(self._texts)
+        return self._scheduler.running
 
     @property
     def waiting(self) -> int:
         with self._changed:
-            return sum(len(job.drafts) for job in self._waiting)
+            return sum(len(job.drafts) - len(job.results) for job in self._jobs) - self.running
 
     @property
     def alive(self) -> bool:
@@ -95,7 +95,7 @@ class Worker:
                 raise invalid(f"expected at most {most} texts at once, got {len(job.drafts)}")
             if ahead + len(job.drafts) > most:
                 raise RefusedError(429, f"{ahead} texts are under way or waiting; try again later")
-            self._waiting.append(job)
+            self._new.append(job)
             self._jobs.add(job)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -117,59 +117,48 @@ class Worker:
 
     def _run(self) -> None:
         while self._work_to_do():
-            for job in self._admitted():
-                self._begin(job)
+            self._take_in()
             self._advance()
 
     def _work_to_do(self) -> bool:
         """If there is none, this thread is over."""
         with self._changed:
-            if self._waiting or self._texts or self._gone:
+            if self._jobs:
                 return True
             self._thread = None
             self._changed.notify_all()
             return False
 
-    def _admitted(self) -> list[Job]:
-        """Those that may begin now; those that nobody waits for are forgotten."""
+    def _take_in(self) -> None:
+        """Forget the jobs that nobody waits for, queue the new ones, and let texts begin for which there is room."""
         with self._changed:
-            gone, self._gone = self._gone, []
-            for job in self._jobs.intersection(gone):
-                if job in self._waiting:
-                    self._waiting.remove(job)
-                self._drop(job)
-                self.cancelled += 1
-            admitted, count = list[Job](), self.running
-            while self._waiting and (not count or count + len(self._waiting[0].drafts) <= self.concurrent):
-                admitted.append(self._waiting.popleft())
-                count += len(admitted[-1].drafts)
-            return admitted
+            new, self._new = self._new, []
+            gone, self._gone = self._jobs.intersection(self._gone), []
+        for job in gone:
+            self._drop(job)
+            self.cancelled += 1
+        for job in new:
+            if job not in gone:
+                self._queue(job, range(len(job.drafts)))
+        for job in {self._texts[key][0] for key in self._scheduler.admit()}:
+            if not job.begun:
+                job.begun = True
+                job.tell(Began())
 
-    def _drop(self, job: Job) -> None:
-        for key in [key for key, (other, _) in self._texts.items() if other is job]:
-            self._session.cancel(key)
-            del self._texts[key]
-        with self._changed:
-            self._jobs.discard(job)
-
-    def _begin(self, job: Job) -> None:
+    def _queue(self, job: Job, numbers: Sequence[int], *, first: bool = False) -> None:
         try:
-            self._add(job, range(len(job.drafts)))
-            job.tell(Began())
+            prompts = [job.drafts[number].prompt for number in numbers]
+            keys = self._scheduler.submit(prompts, job.settings, first=first)
         except Exception as error:
             self._fail(job, error)
-
-    def _add(self, job: Job, numbers: Sequence[int]) -> None:
-        keys = self._session.add([job.drafts[number].prompt for number in numbers], job.settings)
-        self._texts |= {key: (job, number) for key, number in zip(keys, numbers, strict=True)}
+        else:
+            self._texts |= {key: (job, number) for key, number in zip(keys, numbers, strict=True)}
 
     def _advance(self) -> None:
         try:
-            progress = self._session.step()
+            progress = self._scheduler.advance()
         except Exception as error:  # whose fault it was, cannot be told
-            jobs = {job for job, _ in self._texts.values()}
-            self._session, self._texts = Session(self.family), {}
-            for job in jobs:
+            for job in {self._texts[key][0] for key in self._scheduler.abandon()}:
                 self._fail(job, error)
             return
         self.steps += bool(progress)
@@ -183,21 +172,28 @@ class Worker:
         job, number = self._texts[progress.key]
         try:
             events, result = job.drafts[number].see(progress, number)
-            if events and job.watched:
-                job.tell(events)
-            if progress.ended is None:
-                return
-            del self._texts[progress.key]
-            if result is None:
-                self._add(job, [number])
-                return
         except Exception as error:
             self._fail(job, error)
+            return
+        if events and job.watched:
+            job.tell(events)
+        if progress.ended is None:
+            return
+        del self._texts[progress.key]
+        if result is None:
+            self._queue(job, [number], first=True)
             return
         job.results[number] = result
         if len(job.results) == len(job.drafts):
             self._drop(job)
             job.tell(Ended([job.results[number] for number in range(len(job.drafts))]))
+
+    def _drop(self, job: Job) -> None:
+        for key in [key for key, (other, _) in self._texts.items() if other is job]:
+            self._scheduler.cancel(key)
+            del self._texts[key]
+        with self._changed:
+            self._jobs.discard(job)
 
     def _fail(self, job: Job, error: Exception) -> None:
         if not isinstance(error, InsertlmError):

@@ -28,7 +28,7 @@ from insertlm.data.order import Order
 from insertlm.evaluation.accuracy import accuracy
 from insertlm.evaluation.losses import mean_losses
 from insertlm.families.base import Family
-from insertlm.inference.batches import generate
+from insertlm.inference.scheduler import generate
 from insertlm.inference.settings import Prompt
 from insertlm.recipe import Recipe, TrainConfig, build_family, differences, load_recipe, to_yaml
 from insertlm.storage import checkpoints as checkpoint

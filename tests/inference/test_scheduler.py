@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replaced
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
-from insertlm.families.ilm import ILM
+from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
-from insertlm.inference.session import Session
+from insertlm.inference.scheduler import Scheduler
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.trajectory import Insertion, Trajectory
+from insertlm.nn.attention import PrefixCache
 from insertlm.nn.transformer import ModelConfig
 from insertlm.text.tokenizers import WordTokenizer
 
@@ -55,20 +58,25 @@ def same(written: Trajectory, alone: Trajectory) -> None:
     assert numbers[0] == pytest.approx(numbers[1], abs=1e-9)
 
 
-def come_and_go(family: Family, arrivals: list[tuple[int, list[Prompt], DecodeConfig]], leaving: dict[int, int]) -> int:
-    """Texts are added before the step that each arrival names, and cancelled before the one that `leaving` names by
+def come_and_go(
+    family: Family, arrivals: list[tuple[int, list[Prompt], DecodeConfig]], leaving: dict[int, int], limit: int = 99
+) -> int:
+    """Texts are submitted before the step that each arrival names, and cancelled before the one that `leaving` names by
     key. Returns how many steps were taken."""
-    session, asked, told, done = Session(family), dict[int, Any](), dict[int, list[Insertion]](), set[int]()
+    scheduler = Scheduler(family, limit, watched=True)
+    asked, told, done = dict[int, Any](), dict[int, list[Insertion]](), set[int]()
     number = 0
-    while len(session) or any(when >= number for when, *_ in arrivals):
+    while len(scheduler) or any(when >= number for when, *_ in arrivals):
         for _, batch, config in (arrival for arrival in arrivals if arrival[0] == number):
-            for key, prompt in zip(session.add(batch, config), batch, strict=True):
+            for key, prompt in zip(scheduler.submit(batch, config), batch, strict=True):
                 asked[key], told[key] = (prompt, config), []
         for key in [key for key, when in leaving.items() if when == number and key in asked]:
-            session.cancel(key)
+            scheduler.cancel(key)
             done.add(key)
-        assert len(session) == len(asked.keys() - done)
-        for key, events, ended in session.step():
+        assert len(scheduler) == len(asked.keys() - done)
+        scheduler.admit()
+        assert scheduler.running == min(limit, len(scheduler))
+        for key, events, ended in scheduler.advance():
             told[key] += events
             if ended is not None:
                 [alone] = family.decode([asked[key][0]], asked[key][1])
@@ -122,23 +130,66 @@ def family(config: Any) -> Family:
     return built.double().eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize(
+sampling = {"top_k": st.sampled_from([0, 2]), "top_p": st.sampled_from([1.0, 0.6])}
+EVERY = pytest.mark.parametrize(
     ("config", "fixed"),
     [
+        (IlmConfig(), {"stop_threshold": st.sampled_from([0.45, 0.55])}),
         (ItConfig(), {"parallel": st.integers(0, 2), "stop_threshold": st.sampled_from([0.2, 0.5])}),
         (ArmConfig(), {}),
-        (MdmConfig(block=5), {}),
+        (MdmConfig(block=5), {"order": st.sampled_from(["auto", "certainty"])}),
     ],
-    ids=["it", "arm", "mdm"],
+    ids=["ilm", "it", "arm", "mdm"],
 )
+
+
+@EVERY
 @given(data=st.data())
 @settings(HEAVY, max_examples=15)
 def test_every_family(config: Any, fixed: dict[str, Any], data: st.DataObject) -> None:
     lists = st.lists(prompts(ruled=False), min_size=1, max_size=2)
-    if not isinstance(config, ItConfig):
+    if isinstance(config, ArmConfig):
+        lists = lists.map(lambda some: [replace(prompt, open=frozenset({len(prompt.start)})) for prompt in some])
+    if isinstance(config, MdmConfig):
         lists = lists.map(lambda some: [Prompt(prompt.prefix, prompt.seed) for prompt in some])
-    coming = data.draw(st.lists(st.tuples(st.integers(0, 4), lists, configs(**fixed)), max_size=4))
-    come_and_go(family(config), coming, {1: 2})
+    coming = data.draw(st.lists(st.tuples(st.integers(0, 4), lists, configs(**fixed, **sampling)), max_size=4))
+    come_and_go(family(config), coming, {1: 2}, data.draw(st.sampled_from([2, 99])))
+
+
+@EVERY
+def test_texts_of_every_family_share_the_network(config: Any, fixed: dict[str, Any]) -> None:
+    """Also if they begin at another time, are of another length and are drawn in another way."""
+    model, calls = family(config), list[int]()
+    model.backbone.register_forward_pre_hook(lambda module, inputs: calls.append(len(inputs[0])))
+    scheduler = Scheduler(model, 9, watched=True)
+    one, other = (1.0, 0.99) if model.abilities.stop_threshold else (0.5, 0.5)
+    first = 26 if isinstance(config, ArmConfig) else 13  # a seed with which neither text ends at once
+    ways = DecodeConfig(stop_threshold=one, max_steps=30, temperature=0.8)
+    scheduler.submit([Prompt([1, 2, 3], first)], ways)
+    scheduler.advance()
+    scheduler.submit([Prompt([4], first + 1)], replaced(ways, stop_threshold=other, max_steps=40, temperature=0.9))
+    calls.clear()
+    scheduler.advance()
+    joining = len(calls)
+    calls.clear()
+    told = scheduler.advance()
+    assert ([ended for _, _, ended in told], len(calls)) == ([None, None], 1)
+    assert joining <= 2  # an ARM reads what is given
+
+
+def test_an_arm_that_never_rests_keeps_no_more_than_its_texts_need() -> None:
+    """One text after the other joins one that is there; the cache has room for the longest, not for all steps."""
+    arm = family(ArmConfig())
+    scheduler, config = Scheduler(arm, 2, watched=True), DecodeConfig(max_steps=6, temperature=1.0)
+    scheduler.submit([Prompt([1], seed) for seed in range(40)], config)
+    ended = dict[int, Trajectory]()
+    while len(scheduler):
+        ended |= {key: whole for key, _, whole in scheduler.advance() if whole is not None}
+        for batch in scheduler._batches:
+            cache: PrefixCache = batch.writer.cache  # type: ignore[attr-defined]
+            assert cache.longest <= cache.layers[0][0].shape[1] <= 16
+    for key, whole in ended.items():
+        same(whole, arm.decode([Prompt([1], key)], config)[0])
 
 
 def test_texts_of_one_kind_share_the_network(tiny_ilm: TinyIlm) -> None:
@@ -146,15 +197,17 @@ def test_texts_of_one_kind_share_the_network(tiny_ilm: TinyIlm) -> None:
     own. Not so with pairs of slot and token."""
     ilm, rows = tiny_ilm(), list[int]()
     ilm.backbone.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
-    session = Session(ilm)
-    session.add([Prompt([], start=[1, 2])], DecodeConfig(stop_threshold=1.0, max_steps=3))
-    session.step()
-    session.add([Prompt([], start=[3])], DecodeConfig(stop_threshold=0.99, max_steps=9, temperature=0.7, top_p=0.9))
-    session.step()
-    session.add([Prompt([])], DecodeConfig(stop_threshold=0.99, joint=True, temperature=0.7))
-    session.step()
-    session.add([Prompt([])], DecodeConfig(stop_threshold=0.99, joint=True, temperature=0.8))
-    session.step()
+    scheduler = Scheduler(ilm, 9, watched=True)
+    scheduler.submit([Prompt([], start=[1, 2])], DecodeConfig(stop_threshold=1.0, max_steps=3))
+    scheduler.advance()
+    scheduler.submit(
+        [Prompt([], start=[3])], DecodeConfig(stop_threshold=0.99, max_steps=9, temperature=0.7, top_p=0.9)
+    )
+    scheduler.advance()
+    scheduler.submit([Prompt([])], DecodeConfig(stop_threshold=0.99, joint=True, temperature=0.7))
+    scheduler.advance()
+    scheduler.submit([Prompt([])], DecodeConfig(stop_threshold=0.99, joint=True, temperature=0.8))
+    scheduler.advance()
     assert rows == [4, 5 + 3, 6 + 4, 2, 7 + 5, 3, 2]
 
 
@@ -164,28 +217,28 @@ def test_a_threshold_that_is_just_reached_ends_a_text(tiny_ilm: TinyIlm) -> None
     for parameter in ilm.stop.parameters():
         parameter.data.zero_()  # one half, whatever it reads
     for settings_ in ([same], [same, other]):
-        session = Session(ilm)
+        scheduler = Scheduler(ilm, 9, watched=True)
         for each in settings_:
-            session.add([Prompt([1])], each)
-        assert [progress.ended is not None and progress.ended.complete for progress in session.step()] == [True] * len(
-            settings_
-        )
+            scheduler.submit([Prompt([1])], each)
+        assert [progress.ended is not None and progress.ended.complete for progress in scheduler.advance()] == [
+            True
+        ] * len(settings_)
 
 
 def test_a_step_is_one_of_every_text(tiny_ilm: TinyIlm) -> None:
     """Also where texts of another kind, which were there before, end in it."""
-    session = Session(tiny_ilm())
-    [first] = session.add([Prompt([1])], DecodeConfig(stop_threshold=1.0, max_steps=1))
-    [second] = session.add([Prompt([1])], DecodeConfig(stop_threshold=1.0, joint=True))
-    told = [[(key, len(events), ended is None) for key, events, ended in session.step()] for _ in range(2)]
+    scheduler = Scheduler(tiny_ilm(), 9, watched=True)
+    [first] = scheduler.submit([Prompt([1])], DecodeConfig(stop_threshold=1.0, max_steps=1))
+    [second] = scheduler.submit([Prompt([1])], DecodeConfig(stop_threshold=1.0, joint=True))
+    told = [[(key, len(events), ended is None) for key, events, ended in scheduler.advance()] for _ in range(2)]
     assert told == [[(first, 1, True), (second, 1, True)], [(first, 0, False), (second, 1, True)]]
 
 
 def test_what_cannot_be_decoded_is_refused_and_leaves_no_trace(tiny_ilm: TinyIlm) -> None:
-    session = Session(tiny_ilm())
+    scheduler = Scheduler(tiny_ilm(), 9, watched=True)
     with pytest.raises(InsertlmError, match="a prompt has the id 99"):
-        session.add([Prompt([1]), Prompt([99])], DecodeConfig())
-    assert len(session) == 0
-    assert session.step() == []
-    assert session.add([], DecodeConfig()) == []
-    session.cancel(7)
+        scheduler.submit([Prompt([1]), Prompt([99])], DecodeConfig())
+    assert len(scheduler) == 0
+    assert scheduler.advance() == []
+    assert scheduler.submit([], DecodeConfig()) == []
+    scheduler.cancel(7)

@@ -1,42 +1,18 @@
-"""Filling in blanks, from text to text.
-
-- What was given comes back byte for byte: a filled text is put together from the user's own pieces and the fills, never
-  from decoded ids of what was given.
-- A single space before a blank is not shown to the model, which then reads on from a word as in its training texts and
-  writes the space itself: the first token of the fill must begin with a space and go on (or be a space, if the
-  vocabulary has no such; it may be anything if it has none with spaces, or if the family cannot be told). In the result
-  that space is the given one and no part of the fill. It is given back in any case, and a piece that is nothing but a
-  space between two blanks is shown.
-- With `anywhere` the model may insert outside of blanks too, wherever two tokens of the given text meet without sharing
-  a character. The given text is then still there, in order, in `spans`.
-- A required word is written as its tokens, with a space before it, in one piece: it is in a fill letter for letter, if
-  need be as a part of a longer word.
-- A banned word, as a whole word, is in no fill, nor made by a fill together with the text beside it. Its usual tokens
-  are barred; should it come about by others, these are barred too and the sample is written again (with another seed
-  if they cannot be barred, since a required word has them).
-"""
+"""A text with its blanks filled: what was given, what was written, and how it came about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
-from insertlm.core.errors import InsertlmError
-from insertlm.families.base import Family
-from insertlm.inference.batches import generate
-from insertlm.inference.constraints import contradicts
-from insertlm.inference.settings import DecodeConfig
 from insertlm.inference.trajectory import Trajectory
-from insertlm.infill.drafts import Draft, Piece, spell
-from insertlm.infill.requests import Given, Lengths, Request, Run, Task, whole_word
+from insertlm.infill.requests import Given, Run, whole_word
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["Filling", "Infilling", "Lengths", "Request", "Span", "begin", "infill"]
-
-_ATTEMPTS = 50  # at keeping banned words out of a sample
+__all__ = ["Infilling", "Piece", "Span", "spell"]
 
 
 class Span(NamedTuple):
@@ -47,66 +23,11 @@ class Span(NamedTuple):
     latest: bool = False
 
 
-def infill(
-    family: Family,
-    tokenizer: Tokenizer,
-    requests: Sequence[Request],
-    settings: DecodeConfig,
-    seed: int = 0,
-    batch_size: int = 64,
-    progress: Callable[[int], None] = lambda done: None,
-) -> list[Infilling]:
-    """A text for every request, the i-th with the seed `seed + i`; it depends on these and the model alone."""
-    fillings = begin(family, tokenizer, requests, settings, seed)
-    done: dict[Filling, Infilling] = {}
-    left = fillings
-    while left:
-        written = generate(family, [filling.prompt for filling in left], settings, batch_size, progress)
-        for filling, trajectory in zip(left, written, strict=True):
-            if (result := filling.finish(trajectory)) is not None:
-                done[filling] = result
-        left, progress = [filling for filling in left if filling not in done], lambda done: None
-    return [done[filling] for filling in fillings]
+class Piece(NamedTuple):
+    """A part of a finished text. order: of the event that wrote it; None: it was given"""
 
-
-def begin(
-    family: Family, tokenizer: Tokenizer, requests: Sequence[Request], settings: DecodeConfig, seed: int
-) -> list[Filling]:
-    """What to decode for requests, the i-th with the seed `seed + i`. Several samples of one share their ids."""
-    tasks: dict[int, Task] = {}
-    for number, request in enumerate(requests, start=1):
-        if id(request) not in tasks:
-            try:
-                tasks[id(request)] = Task.of(family, tokenizer, request, settings)
-            except InsertlmError as error:
-                where = f"text {number}: " if requests[0] is not requests[-1] else ""
-                raise InsertlmError(f"{where}{error}") from error
-    return [Filling(tasks[id(request)], request, tokenizer, seed + i) for i, request in enumerate(requests)]
-
-
-class Filling(Draft["Infilling"]):
-    """A sample of a request under way. With banned words it may have to be written again, so it is not shown before it
-    is done."""
-
-    def __init__(self, task: Task, request: Request, tokenizer: Tokenizer, seed: int) -> None:
-        super().__init__(task.prompt(seed), tokenizer, task.given.cells, sorted(task.given.places))
-        self.given, self.banned, self.seed, self.attempts = task.given, request.banned, seed, 0
-        self.held = bool(request.banned)
-
-    def finish(self, trajectory: Trajectory) -> Infilling | None:
-        result = Infilling(trajectory, self.given, self.tokenizer)
-        spelling = result.spelling(self.banned)
-        if not spelling:
-            return result
-        self.attempts += 1
-        if self.attempts == _ATTEMPTS:
-            words = " and ".join(map(repr, self.banned))
-            raise InsertlmError(f"cannot keep {words} out of the text; expected other banned words")
-        again = replace(self.prompt, banned=(*self.prompt.banned, spelling))
-        if contradicts(again):
-            again = replace(self.prompt, seed=self.seed + (self.attempts << 32))
-        self.prompt = again
-        return None
+    text: str
+    order: int | None
 
 
 @dataclass(frozen=True)
@@ -216,3 +137,18 @@ class Infilling:
         first = max(k for k in range(len(numbers)) if k == 0 or lengths[k] <= start)
         last = min(k for k in range(first + 1, len(lengths)) if k == len(numbers) or lengths[k] >= end)
         return tuple(self._ids(numbers[first:last]))
+
+
+def spell(tokenizer: Tokenizer, ids: Sequence[int], without: str = "") -> list[str]:
+    """What each id adds to the text; joined, they are the whole text. A character of several ids belongs to the last of
+    them. without: what the text is to be shown without, if it begins so"""
+    whole = tokenizer.decode(ids).removeprefix(without)
+    ends = (_shared(tokenizer.decode(ids[: k + 1]).removeprefix(without), whole) for k in range(len(ids) - 1))
+    places = [0, *accumulate(ends, max), len(whole)] if ids else []
+    return [whole[first:last] for first, last in pairwise(places)]
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,0 +1,136 @@
+"""What decoding asks of a family: a writer, which is a model at work on a batch of texts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar, NamedTuple, Self
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from insertlm.inference.sampling import choose, choose_each
+from insertlm.inference.settings import DecodeConfig, Prompt
+
+__all__ = ["BatchWriter", "Step", "Writer"]
+
+
+class Step(NamedTuple):
+    """What a model would do next to each text, before it is done.
+
+    complete: [B] bool, nothing is missing   full: [B] bool, there is no room or place for more
+    stop_probability: [B], how sure the model is that nothing is missing; NaN where it cannot tell
+    place, token, log_probability: [B, K], up to K tokens at once; the writer alone knows what a place means
+    """
+
+    complete: Tensor
+    full: Tensor
+    stop_probability: Tensor
+    place: Tensor
+    token: Tensor
+    log_probability: Tensor
+
+
+class Writer(ABC):
+    """Holds the texts of a batch, and what was computed once for all of their steps.
+
+    row: [B], the prompt of each text under way
+    patience: how many steps may pass before the loop looks which texts have ended. Until then they stay, and a step has
+    place -1 for them. More than 1 suits writers for which a few useless rows cost less than waiting for the device.
+    """
+
+    row: Tensor
+    patience: int = 1
+
+    @abstractmethod
+    def step(self, number: int) -> Step: ...
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> None:
+        """Only these texts go on; rows: [B'] indices, ascending."""
+
+    @abstractmethod
+    def write(self, step: Step) -> Tensor:
+        """Carry out a step. Returns the rank of every token in its text after the step, -1 where none came, [B, K]"""
+
+    # --- Joining. By default a writer keeps the texts that it began with.
+
+    @property
+    def kind(self) -> Hashable:
+        """Writers of one family and one kind can be joined; those of kind None cannot."""
+        return None
+
+    def stay_open(self) -> None:  # noqa: B027  # most writers have nothing to do
+        """Texts may join from now on: nothing may be captured, or shared, for the batch as it is."""
+
+    def join(self, other: Self, number: int) -> None:
+        """Take over the texts of another writer of the same kind, before its first step. Here they begin with step
+        `number`; a text's result must not depend on it."""
+        raise NotImplementedError
+
+
+class BatchWriter(Writer):
+    """A writer that other texts may join: every text has its seed, its first step and its settings.
+
+    settings: of the texts that were there first   mixed: of every text, if they differ   begun: [B] their first steps
+    mixes: whether texts may differ in their thresholds and in how tokens are drawn. A writer that says so uses
+    `choose` and `threshold`. All may differ in their limits.
+    """
+
+    mixes: ClassVar[bool] = False
+
+    def __init__(self, prompts: Sequence[Prompt], settings: DecodeConfig, device: torch.device) -> None:
+        self.row = torch.arange(len(prompts), device=device)
+        self.seed = torch.tensor([prompt.folded_seed for prompt in prompts], device=device)
+        self.settings = settings
+        self.mixed: list[DecodeConfig] | None = None
+        self.begun: NDArray[np.int64] = np.zeros(len(prompts), np.int64)
+
+    def own(self, number: int) -> Tensor | int:
+        """Step `number` as each text counts it: [B], or one number for all."""
+        if (self.begun == self.begun[0]).all():
+            return number - int(self.begun[0])
+        return torch.from_numpy(number - self.begun).to(self.seed.device)
+
+    def threshold(self, like: Tensor) -> Tensor | float:
+        """From which stop probability on a text is complete: [B], or one number for all. like: of the same type"""
+        if self.mixed is None:
+            return self.settings.stop_threshold
+        return like.new_tensor([settings.stop_threshold for settings in self.mixed])
+
+    def choose(self, logits: Tensor, noise: Callable[[int], Tensor], texts: Sequence[int] | None = None) -> Tensor:
+        """One index per row, as `choose` of sampling.py. logits: [R, N]   texts: [R], whose rows they are; None: the
+        rows of all texts, equally many of each"""
+        if self.mixed is None:
+            return choose(logits, noise, *_way(self.settings))
+        settings = self.mixed if texts is None else [self.mixed[text] for text in texts]
+        return choose_each(logits, noise, [*map(_way, settings)])
+
+    @property
+    def kind(self) -> Hashable:
+        free = {"max_steps", "max_length"}
+        if self.mixes and not self.settings.joint:  # pairs are drawn as the settings of the writer say
+            free |= {"stop_threshold", "temperature", "top_k", "top_p"}
+        usual = DecodeConfig()
+        return msgspec.structs.replace(self.settings, **{name: getattr(usual, name) for name in free})
+
+    def join(self, other: Self, number: int) -> None:
+        if self.mixed is not None or self.settings != other.settings:
+            mine = self.mixed or [self.settings] * len(self.begun)
+            self.mixed = [*mine, *(other.mixed or [other.settings] * len(other.begun))]
+        self.row, self.seed = torch.cat([self.row, other.row]), torch.cat([self.seed, other.seed])
+        self.begun = np.concatenate([self.begun, other.begun + number])
+
+    def select(self, rows: Tensor) -> None:
+        self.row, self.seed = self.row.index_select(0, rows), self.seed.index_select(0, rows)
+        here = rows.cpu().numpy()
+        self.begun = self.begun[here]
+        if self.mixed is not None:
+            self.mixed = [self.mixed[row] for row in here]
+
+
+def _way(settings: DecodeConfig) -> tuple[float, int, float]:
+    return settings.temperature, settings.top_k, settings.top_p

@@ -1,0 +1,67 @@
+"""Drafts that are written: events as they happen, and results."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from insertlm.inference.engine import Author
+from insertlm.inference.scheduler import Scheduler
+from insertlm.inference.settings import DecodeConfig
+from insertlm.infill.drafts import Draft, Event
+
+__all__ = ["Stream"]
+
+Result = TypeVar("Result")
+
+
+class Stream(Generic[Result]):
+    """Events of texts as they happen. `results` are the finished texts; to ask for them is to wait for the end.
+
+    batch_size: how many texts are under way at once; when one ends another begins
+    watched: False where only the results are of interest. They come faster then, and no events do
+    progress: is told how many texts are done
+    """
+
+    def __init__(
+        self,
+        family: Author,
+        drafts: Sequence[Draft[Result]],
+        settings: DecodeConfig,
+        batch_size: int,
+        *,
+        watched: bool = True,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self._done: dict[int, Result] = {}
+        self._events = self._write(Scheduler(family, batch_size, watched=watched), drafts, settings, progress)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events
+
+    @property
+    def results(self) -> list[Result]:
+        deque(self._events, maxlen=0)
+        return [self._done[number] for number in sorted(self._done)]
+
+    def _write(
+        self,
+        scheduler: Scheduler,
+        drafts: Sequence[Draft[Result]],
+        settings: DecodeConfig,
+        progress: Callable[[int], None],
+    ) -> Iterator[Event]:
+        keys = scheduler.submit([draft.prompt for draft in drafts], settings)
+        numbers = {key: number for number, key in enumerate(keys)}
+        while len(scheduler):
+            for each in scheduler.advance():
+                number = numbers.pop(each.key) if each.ended else numbers[each.key]
+                events, result = drafts[number].see(each, number)
+                yield from events
+                if result is not None:
+                    self._done[number] = result
+                elif each.ended is not None:
+                    [key] = scheduler.submit([drafts[number].prompt], settings, first=True)
+                    numbers[key] = number
+            progress(len(self._done))

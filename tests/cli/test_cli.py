@@ -23,7 +23,7 @@ from commanding import RUN, output
 
 import insertlm
 from insertlm import model as api
-from insertlm.cli import commands, runs
+from insertlm.cli import commands
 from insertlm.cli.main import main
 from insertlm.core import version as core_version
 from insertlm.evaluation import report
@@ -217,7 +217,7 @@ def test_a_family_that_cannot_tell_when_it_is_done(
     """And that writes both tokens at once: null and a dash, and one line."""
     events = [Insertion(0, rank, token, -0.5, None) for rank, token in enumerate((1, 3))]
     written = [Trajectory([1, 3, 1, 3], [], events, stop_probability=None, complete=True)]
-    monkeypatch.setattr(runs, "write", lambda *_: written)
+    monkeypatch.setattr("insertlm.cli.generate.write", lambda *_: written)
     [record] = map(json.loads, output(capsys, "generate", RUN, "--prompt", GRAPH, "--json").splitlines())
     assert record["stop_probability"] is None
     assert [event["stop_probability"] for event in record["events"]] == [None, None]

@@ -16,8 +16,8 @@ import pytest
 from insertlm import plots
 from insertlm.cli import commands
 from insertlm.cli import main as cli
+from insertlm.cli.evaluate_texts import _is_run
 from insertlm.cli.main import main
-from insertlm.cli.texts import _is_run
 from insertlm.evaluation import evaluator as module
 from insertlm.evaluation import writing
 from insertlm.evaluation.writing import Source

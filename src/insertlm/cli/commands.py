@@ -1,15 +1,19 @@
-"""What the commands do, with their arguments as read by main.py: a function each.
+"""A function for every command; main.py calls it with the arguments it has read.
 
-Modules that import torch are imported where they are needed, so that `data` and mistakes are answered at once.
+Commands import torch, and modules that do, inside their functions: `data` and mistakes are then answered at once.
 """
 
+from insertlm.cli.data import data, data_infilling
+from insertlm.cli.evaluate import evaluate
+from insertlm.cli.evaluate_texts import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
 from insertlm.cli.export import export
-from insertlm.cli.infill import data_infilling, infill, infill_set
+from insertlm.cli.generate import generate
+from insertlm.cli.infill import infill, infill_set
 from insertlm.cli.plot_results import plot_accuracy, plot_frontier, plot_judge, plot_time
 from insertlm.cli.plot_runs import plot_graph, plot_puzzle, plot_training, plot_trajectory
-from insertlm.cli.runs import data, evaluate, generate, solve, train
 from insertlm.cli.serve import serve
-from insertlm.cli.texts import evaluate_frontier, evaluate_infilling, evaluate_judge, evaluate_nll
+from insertlm.cli.solve import solve
+from insertlm.cli.train import train
 
 __all__ = [
     "data",

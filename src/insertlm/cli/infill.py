@@ -1,31 +1,29 @@
-"""The commands that fill in blanks and make sets of them: `infill`, `infill set`, `data infilling`."""
+"""The commands `infill` and `infill set`: blanks of one text, and of many."""
 
 from __future__ import annotations
 
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from insertlm.core.files import check_writable, write_atomically
-from insertlm.data.texts import read_texts
+from insertlm.cli.common import write_json_lines
+from insertlm.core.files import check_writable
 from insertlm.infill.requests import Request
-from insertlm.tasks.infill_sets import make_set, read_set
+from insertlm.tasks.infill_sets import read_set
 from insertlm.text.blanks import decode_text
-from insertlm.text.detokenise import detokeniser
 
 if TYPE_CHECKING:
     from insertlm.infill.results import Infilling
 
-__all__ = ["data_infilling", "infill", "infill_set"]
+__all__ = ["infill", "infill_set"]
 
 
 def infill(args: Namespace) -> None:
     text = decode_text(sys.stdin.buffer.read()) if args.text == "-" else args.text
     request = Request(text, None, args.anywhere, args.min, args.max, args.ban, args.require)
-    _ = request.pieces  # what is wrong with it is said before the model is loaded
+    _ = request.pieces  # a mistake in the text is reported before the model is loaded
     written = _fill_in([request] * args.samples, args)
     _print(written, args)
     for number, infilling in enumerate(written, start=1):
@@ -51,17 +49,9 @@ def infill_set(args: Namespace) -> None:
         {**example._asdict(), "output": infilling.text, "fills": infilling.fills, "complete": infilling.complete}
         for example, infilling in zip(examples, written, strict=True)
     ]
-    _write_lines(args.out, records)
+    write_json_lines(args.out, records)
     complete = sum(infilling.complete for infilling in written)
     print(f"wrote {len(written):,} texts to {args.out}, {complete:,} of them ended by the model itself")
-
-
-def data_infilling(args: Namespace) -> None:
-    check_writable(args.out)
-    texts = map(detokeniser(args.detokenise), read_texts(args.file, args.field))
-    examples = make_set(texts, args.kind, args.count, args.seed)
-    _write_lines(args.out, [example._asdict() for example in examples])
-    print(f"wrote {len(examples):,} texts with blanks to {args.out}")
 
 
 def _fill_in(requests: Sequence[Request], args: Namespace) -> list[Infilling]:
@@ -71,11 +61,6 @@ def _fill_in(requests: Sequence[Request], args: Namespace) -> list[Infilling]:
     model = load(STORIES if args.model is None else args.model, args.device)
     with progress_bar("infilling", len(requests)) as advance:
         return model.fill(requests, model.settings(args.overrides), args.seed, progress=advance)
-
-
-def _write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    lines = [json.dumps(record, ensure_ascii=False) for record in records]
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _print(written: Sequence[Infilling], args: Namespace) -> None:

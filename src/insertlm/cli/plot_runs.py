@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from insertlm.cli.loading import fresh_prompts, labels_of, load_model, prompts_of, solved_of, write
+from insertlm.cli.common import fresh_prompts, labels_of, load_model, prompts_of, solved_of, write
 from insertlm.core.errors import InsertlmError
 from insertlm.tasks.base import expect_task
 from insertlm.tasks.registry import preset

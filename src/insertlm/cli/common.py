@@ -1,13 +1,16 @@
-"""What commands share that let a model write: the model and the task as the arguments name them, and its texts."""
+"""What several commands do: load the model that the arguments name, let it write, tell models apart, share work."""
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from insertlm.core.files import write_atomically
 from insertlm.inference.trajectory import Trajectory
 from insertlm.tasks.base import Examples, Task
 
@@ -23,8 +26,10 @@ __all__ = [
     "load_model",
     "prompts_of",
     "settings_of",
+    "shared_work",
     "solved_of",
     "write",
+    "write_json_lines",
 ]
 
 _BATCH = 64  # sequences that are written at once
@@ -41,7 +46,7 @@ def settings_of(model: Model, args: Namespace) -> DecodeConfig:
 
 
 def labels_of(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
-    """The name of each one's family; where recipes that differ share it, with the place of the first one like it."""
+    """A label for each recipe: the name of its family, and where several recipes share it, the place of the model."""
     names = {recipe: recipe.family.tag.upper() for recipe in recipes}
     shared = Counter(names.values())
     labels: dict[Recipe, str] = {}
@@ -58,8 +63,8 @@ def prompts_of(examples: Examples, seed: int) -> list[Prompt]:
 
 
 def fresh_prompts(task: Task, count: int, seed: int) -> tuple[list[Prompt], Examples | None]:
-    """Examples that nobody has seen, and their prompts; empty ones for a task that starts from nothing, and then there
-    are no right answers."""
+    """Prompts of examples that are in no split, with the examples. A task without answers has empty prompts and no
+    examples."""
     from insertlm.inference.settings import Prompt
 
     if not task.has_answers:
@@ -79,3 +84,19 @@ def solved_of(model: Model, written: Sequence[Trajectory], examples: Examples) -
         model.recipe.task.scores(example, trajectory.ids) for trajectory, example in zip(written, examples, strict=True)
     )
     return [score["sequence_accuracy"] == 1 for score in scores]
+
+
+@contextmanager
+def shared_work(args: Namespace) -> Iterator[Processes]:
+    """The processes that share the work of a command. `--device` becomes the device of this process."""
+    from insertlm.core.processes import joined
+    from insertlm.model import choose_device
+
+    with joined(choose_device(args.device)) as processes:
+        args.device = str(processes.device)
+        yield processes
+
+
+def write_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())

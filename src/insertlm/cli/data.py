@@ -1,0 +1,63 @@
+"""The commands `data`, `data tokenizer` and `data infilling`: examples of tasks, vocabularies, texts with blanks."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from insertlm.cli.common import write_json_lines
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import check_writable, write_atomically
+from insertlm.data.texts import read_texts
+from insertlm.tasks.infill_sets import make_set
+from insertlm.tasks.registry import preset
+from insertlm.text.detokenise import detokeniser
+
+__all__ = ["data", "data_infilling"]
+
+
+def data(args: Namespace) -> None:
+    if args.name == "tokenizer":
+        _make_tokenizer(args.files, args.size, args.out or Path("tokenizer.json"))
+        return
+    if args.files:
+        raise InsertlmError(f"unknown argument {args.files[0]}; see insertlm data --help")
+    task = preset(args.name)
+    if args.out is not None:
+        check_writable(args.out)
+    examples = task.examples(args.split, args.count, args.seed)
+    if args.out is None:
+        print("\n\n".join(task.render(example) for example in examples))
+        return
+    text = task.tokenizer.decode
+    lines = [json.dumps({"prefix": text(prefix), "target": text(target)}) for prefix, target in examples]
+    write_atomically(args.out, "".join(f"{line}\n" for line in lines).encode())
+    print(f"wrote {len(lines):,} examples to {args.out}")
+
+
+def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
+    from insertlm.data.sources import source_of, texts
+    from insertlm.text.subwords import train_bpe
+
+    if not files:
+        raise InsertlmError("data tokenizer: expected one or more files of text")
+    check_writable(out)
+    found = texts(map(source_of, files))
+    first = next(found, None)
+    if first is None:
+        line = 'expected a text a line, in .jsonl as {"text": …}'
+        raise InsertlmError(f"no usable document in {', '.join(files)}; {line}")
+    tokenizer = train_bpe(chain([first], found), size)
+    tokenizer.save(out)
+    print(f"wrote {out}: {tokenizer.size:,} tokens")
+
+
+def data_infilling(args: Namespace) -> None:
+    check_writable(args.out)
+    texts = map(detokeniser(args.detokenise), read_texts(args.file, args.field))
+    examples = make_set(texts, args.kind, args.count, args.seed)
+    write_json_lines(args.out, [example._asdict() for example in examples])
+    print(f"wrote {len(examples):,} texts with blanks to {args.out}")

@@ -1,0 +1,33 @@
+"""The command `train`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+__all__ = ["train"]
+
+
+def train(args: Namespace) -> None:
+    from insertlm.cli.terminal import standard_output
+    from insertlm.core.processes import RESUME, joined
+    from insertlm.model import choose_device
+    from insertlm.recipe import load_recipe
+    from insertlm.training.loop import train as train_model
+
+    with joined(choose_device(args.device)) as processes:
+        recipe = load_recipe(args.recipe, args.overrides)
+        run = args.run or Path("runs") / f"{args.recipe.resolve().parent.name}-{args.recipe.stem}"
+        several = f", {processes.world} processes" if processes.world > 1 else ""
+        if processes.first:
+            print(f"run: {run} on {processes.device}{several}", flush=True)
+        finished = train_model(recipe, run, processes, standard_output())
+        if not finished:
+            if processes.first:
+                print(f"insertlm: asked to stop; run the same command again to go on in {run}", file=sys.stderr)
+            raise SystemExit(RESUME)
+        if processes.first:
+            what = "evaluate" if recipe.task.has_answers else "generate"
+            print(f"trained {recipe.train.steps:,} steps; {what} with: insertlm {what} {shlex.quote(str(run))}")

@@ -24,6 +24,9 @@ settings.load_profile("insertlm")
 torch.set_num_threads(1)
 
 
+USUAL = IlmConfig()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes half a minute or more; runs only with -m slow")
 
@@ -44,7 +47,7 @@ def tiny_ilm() -> Callable[..., ILM]:
         words: int = 6,
         prefix_lm: bool = False,
         dropout: float = 0.0,
-        stop_weight: float = 1.0,
+        config: IlmConfig = USUAL,
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
     ) -> ILM:
@@ -52,7 +55,7 @@ def tiny_ilm() -> Callable[..., ILM]:
         tokenizer = WordTokenizer(tuple(map(str, range(words))), reserved=1)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            ilm = IlmConfig(stop_weight=stop_weight).build(model, tokenizer)
+            ilm = config.build(model, tokenizer)
         return ilm.to(dtype).eval()
 
     return build

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.families.base import Noise, Rows
-from insertlm.families.ilm import ILM, IlmConfig, corrupt
+from insertlm.families.corruption.packed import corrupt
+from insertlm.families.corruption.stretch import Stretch
+from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.tasks.base import Example, Examples
 from insertlm.text.tokenizers import WordTokenizer
 
@@ -136,7 +138,7 @@ def test_a_stretch_is_where_it_may_be_and_sometimes_the_whole(tiny_ilm: TinyIlm,
     """Half of the examples: S uniform on 1 … L, anywhere on the ring, n uniform on 0 … S; the others as ever."""
     length, count = 5, 30_000
     rows = equal_targets(tiny_ilm(), length, count)
-    deleted = corrupt(rows, noise_of(count, seed=2), config=IlmConfig(stretch=0.5)).deleted
+    deleted = corrupt(rows, noise_of(count, seed=2), corruption=Stretch(0.5)).deleted
     chances = torch.zeros(2**length)
     for size in range(1, length + 1):
         for first in range(length):
@@ -169,7 +171,7 @@ def test_visible_is_the_number_of_packed_rows(
 ) -> None:
     ilm = ILM(config, tiny_ilm().model, WordTokenizer(tuple("012345")))
     rows, noise = ilm.rows(as_examples(batch)), noise_of(len(batch), seed)
-    assert torch.equal(ilm.visible(rows, noise), corrupt(rows, noise, config=config).packing.lengths)
+    assert torch.equal(ilm.visible(rows, noise), corrupt(rows, noise, corruption=config.corruption).packing.lengths)
 
 
 @given(examples_, st.integers(0, 5))
@@ -259,7 +261,7 @@ def assert_close(left: Tensor, right: Tensor, tolerance: float = 1e-9) -> None:
 def test_losses_and_all_gradients_are_those_of_the_paper(
     tiny_ilm: TinyIlm, softmax_attention: Softmax, batch: list[Example], seed: int, prefix_lm: bool, weight: float
 ) -> None:
-    ilm = tiny_ilm(prefix_lm=prefix_lm, stop_weight=weight, seed=seed % 5)
+    ilm = tiny_ilm(prefix_lm=prefix_lm, config=IlmConfig(stop_weight=weight), seed=seed % 5)
     rows, noise = ilm.rows(as_examples(batch)), noise_of(len(batch), seed)
     found = ilm.losses(rows, noise)
     token, stop = Textbook(ilm, softmax_attention).losses(batch, corrupt(rows, noise).deleted.tolist())
@@ -297,10 +299,9 @@ def test_prefix_slots_take_part_and_the_stop_token_does_not(
 
 def test_of_groups_only_what_may_come_next_is_in_the_loss(tiny_ilm: TinyIlm, softmax_attention: Softmax) -> None:
     """And the mean is over that alone."""
-    ilm = tiny_ilm()
-    ilm.config = IlmConfig(group=2, frame=0.5)
+    ilm = tiny_ilm(config=IlmConfig(group=2, frame=0.5))
     batch, rows, noise = mixed_batch(ilm)
-    x = corrupt(rows, noise, config=ilm.config)
+    x = corrupt(rows, noise, corruption=ilm.corruption)
     assert 5 <= int((x.wanted != x.deleted).any(1).sum()) < len(batch)
     found = ilm.losses(rows, noise).parts
     token, stop = Textbook(ilm, softmax_attention).losses(batch, x.deleted.tolist(), x.wanted.tolist())

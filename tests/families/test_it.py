@@ -21,8 +21,10 @@ from torch import Tensor
 
 from insertlm.data.order import Order
 from insertlm.families.base import Noise, Rows
-from insertlm.families.ilm import IlmConfig, corrupt
-from insertlm.families.it import IT, ItConfig, slots_of
+from insertlm.families.corruption.packed import corrupt
+from insertlm.families.corruption.slots import slots_of
+from insertlm.families.ilm import IlmConfig
+from insertlm.families.it import IT, ItConfig
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.nn.fused import whole_blocks
 from insertlm.nn.transformer import ModelConfig

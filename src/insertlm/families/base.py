@@ -43,14 +43,26 @@ class Rows:
     solving_order: Tensor | None = None
 
     @classmethod
-    def of(cls, examples: Examples, *specials: int) -> Rows:
-        """Given: the prefix, then these special tokens."""
+    def of(cls, examples: Examples, *specials: int, solving_order: bool = False) -> Rows:
+        """Given: the prefix, then these special tokens. solving_order: whether to keep the examples'"""
         length = torch.from_numpy(examples.prefix_length).long()
         given = F.pad(torch.from_numpy(examples.prefix).long(), (0, len(specials)))
         for offset, token in enumerate(specials):
             given.scatter_(1, length[:, None] + offset, token)
         target, target_length = torch.from_numpy(examples.target), torch.from_numpy(examples.target_length)
-        return cls(given, length + len(specials), target.long(), target_length.long())
+        if not solving_order or examples.solving_order is None:
+            return cls(given, length + len(specials), target.long(), target_length.long())
+        order = torch.from_numpy(examples.solving_order).long()
+        return cls(given, length + len(specials), target.long(), target_length.long(), order)
+
+    @property
+    def real(self) -> Tensor:
+        """Which cells of the target hold a token and no padding, [B, L] bool."""
+        return torch.arange(self.target.shape[1], device=self.target.device) < self.target_length[:, None]
+
+    def repeated(self, times: int) -> Rows:
+        """Every example so many times in a row."""
+        return self if times == 1 else self._each(lambda part: part.repeat_interleave(times, 0))
 
     def select(self, index: Tensor) -> Rows:
         return self._each(lambda part: part.index_select(0, index))
@@ -71,6 +83,11 @@ class Noise(NamedTuple):
     seed: int
     example: Tensor
     epoch: Tensor
+
+    def repeated(self, times: int) -> Noise:
+        """Every example so many times in a row, with noise of its own each time: as many epochs in one."""
+        epoch = self.epoch[:, None] * times + torch.arange(times, device=self.epoch.device)
+        return Noise(self.seed, self.example.repeat_interleave(times), epoch.flatten())
 
 
 class Losses(NamedTuple):

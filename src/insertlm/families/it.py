@@ -27,31 +27,29 @@ The Insertion Transformer that the ILM's authors released differs, in ways that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing
 from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
-from insertlm.families.ilm import Corrupted, corrupt, deletion_count
+from insertlm.families.corruption.packed import corrupt, packed_length
+from insertlm.families.corruption.slots import Slots, slots_of
 from insertlm.families.insertion import InsertionWriter, spread
 from insertlm.inference.policies import certainty, margin
 from insertlm.inference.sampling import draws
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import Step, Writer
 from insertlm.nn.attention import attention_over
-from insertlm.nn.fused import whole_blocks
 from insertlm.nn.losses import slot_scores
 from insertlm.nn.transformer import ModelConfig
 from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["IT", "ItConfig", "Slots", "slots_of"]
+__all__ = ["IT", "ItConfig"]
 
 _SLOT, _TOKEN = 0, 1  # streams of noise in decoding
 _AT_ONCE = 1024  # slots whose logits are held at the same time
@@ -65,35 +63,6 @@ class ItConfig(FamilyConfig, frozen=True, kw_only=True, tag="it"):
 
     def longest_row(self, prefix: int, target: int) -> int:
         return prefix + target + IT.framing
-
-
-# --- Targets ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Slots:
-    """The slots of a corrupted batch, packed.
-
-    packing: of the [B, 1+L] matrix of <bos> and target cells   rows: [S] where each slot lies in the corrupted batch
-    missing: [S] how many tokens are missing in it   of: [B, L] the slot each target cell belongs to
-    """
-
-    packing: Packing
-    rows: Tensor
-    missing: Tensor
-    of: Tensor
-
-
-def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
-    """capacity: rows of the corrupted batch, as given to `corrupt`. There are never more slots than that, nor than
-    cells, in whole blocks of rows."""
-    length = x.deleted.shape[1]
-    keep = F.pad(x.packing.keep[:, x.packing.keep.shape[1] - length :], (1, 0), value=True)
-    packing = Packing(keep, None if capacity is None else min(capacity, whole_blocks(keep.numel())))
-    of = packing.where[:, 1:]
-    missing = of.new_zeros(packing.total).scatter_add(0, of.flatten(), x.deleted.flatten().long())
-    bos = x.stop[:, None] + 1
-    return Slots(packing, packing.pack(torch.cat([bos, x.slots], 1)), missing, of)
 
 
 # --- Model ------------------------------------------------------------------------------------------------------------
@@ -112,7 +81,7 @@ class IT(Family):
         return Rows.of(examples, self.specials.stop, self.specials.bos)
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
-        return rows.given_length + rows.target_length - deletion_count(rows.target_length, noise)
+        return packed_length(rows, noise)
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
         """The loss, and how much of it slots with something missing and empty ones contribute."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Noise
-from insertlm.families.ilm import ILM, IlmConfig, corrupt
+from insertlm.families.corruption.packed import corrupt
+from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.nn.transformer import ModelConfig
 from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import WordTokenizer
@@ -34,7 +35,7 @@ def examples_of(sizes: list[tuple[int, int]], seed: int) -> Examples:
 
 def with_family(ilm: ILM, config: IlmConfig) -> ILM:
     """The same weights, another way of corrupting."""
-    ilm.config = config
+    ilm.config, ilm.corruption = config, config.corruption
     return ilm
 
 
@@ -68,7 +69,7 @@ def test_a_prefix_is_there_once_and_every_text_stands_right_behind_it(
     ilm = with_family(tiny_ilm(prefix_lm=True), config)
     examples = examples_of(sizes, seed)
     rows, noise = ilm.rows(examples), Noise(seed, torch.arange(len(sizes)), torch.zeros(len(sizes), dtype=torch.int64))
-    x = corrupt(rows, noise, config=config)
+    x = corrupt(rows, noise, corruption=config.corruption, times=config.deletions)
     assert torch.equal(ilm.visible(rows, noise), x.packing.lengths)
     pieces = [torch.split(part, x.packing.lengths.tolist()) for part in (x.tokens, x.positions, x.text)]
     for b, (tokens, positions, text) in enumerate(zip(*pieces, strict=True)):
@@ -89,14 +90,14 @@ def test_a_prefix_is_there_once_and_every_text_stands_right_behind_it(
 def test_corruptions_of_one_step_differ(tiny_ilm: TinyIlm) -> None:
     rows = tiny_ilm().rows(examples_of([(3, 30)], 0))
     nothing = torch.zeros(1, dtype=torch.int64)
-    x = corrupt(rows, Noise(0, nothing, nothing), config=IlmConfig(deletions=8))
+    x = corrupt(rows, Noise(0, nothing, nothing), times=8)
     assert len({tuple(row) for row in x.deleted.tolist()}) == 8
 
 
 def test_dropout_keys_of_all_rows_differ(tiny_ilm: TinyIlm) -> None:
     rows = tiny_ilm().rows(examples_of([(5, 20)] * 10, 0))
     noise = Noise(0, torch.arange(10), torch.zeros(10, dtype=torch.int64))
-    keys = corrupt(rows, noise, config=IlmConfig(deletions=3)).dropout
+    keys = corrupt(rows, noise, times=3).dropout
     assert len(set(keys.tolist())) == len(keys)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.families.base import Noise
-from insertlm.families.ilm import ILM, IlmConfig, corrupt, deletion_count
+from insertlm.families.corruption.packed import corrupt
+from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.tasks.base import Examples
 
 TinyIlm = Callable[..., ILM]
@@ -36,15 +37,14 @@ def noise_of(count: int, seed: int) -> Noise:
 @given(lengths, st.sampled_from([1, 3]), st.integers(0, 2**40))
 def test_what_is_found_last_is_missing(tiny_ilm: TinyIlm, sizes: list[int], group: int, seed: int) -> None:
     config = IlmConfig(group=group, solver=1.0, frame=0.0)
-    ilm, examples, noise = tiny_ilm(), solved(sizes, group, seed), noise_of(len(sizes), seed)
-    ilm.config = config
+    ilm, examples, noise = tiny_ilm(config=config), solved(sizes, group, seed), noise_of(len(sizes), seed)
     rows = ilm.rows(examples)
-    x = corrupt(rows, noise, config=config)
+    x = corrupt(rows, noise, corruption=config.corruption)
     assert examples.solving_order is not None
     for found, size, count, deleted in zip(
         examples.solving_order,
         sizes,
-        deletion_count(rows.target_length, noise, config).tolist(),
+        config.corruption.count(rows.target_length, noise).tolist(),
         x.deleted,
         strict=True,
     ):
@@ -60,9 +60,8 @@ def test_of_the_others_chance_decides_as_ever(tiny_ilm: TinyIlm) -> None:
     examples = solved([LONGEST] * count, 3, 0)
 
     def deleted(share: float) -> Tensor:
-        ilm = tiny_ilm()
-        ilm.config = IlmConfig(group=3, deletions=times, solver=share)
-        return corrupt(ilm.rows(examples), noise_of(count, 1), config=ilm.config).deleted
+        ilm = tiny_ilm(config=IlmConfig(group=3, solver=share))
+        return corrupt(ilm.rows(examples), noise_of(count, 1), corruption=ilm.corruption, times=times).deleted
 
     none, some, all_ = map(deleted, (0.0, 0.25, 1.0))
     random, by_solver = (some == none).all(1), (some == all_).all(1)

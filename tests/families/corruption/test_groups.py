@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from insertlm.families.base import Noise
-from insertlm.families.ilm import ILM, IlmConfig, corrupt
+from insertlm.families.corruption.groups import Groups
+from insertlm.families.corruption.packed import corrupt
+from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.tasks.base import Examples
 
 Fits = Callable[[Tensor, Tensor], bool]
@@ -21,11 +23,10 @@ TinyIlm = Callable[..., ILM]
 def test_of_groups_the_ends_go_first_then_the_frame_from_the_right(tiny_ilm: TinyIlm, fits: Fits) -> None:
     """Groups of two in five tokens: for a third of the examples 3 … 5 of them go, for the others 0 … 2 of the ends."""
     length, count, ends = 5, 30_000, (1, 3)
-    config = IlmConfig(group=2, frame=1 / 3)
     target = np.tile(np.arange(length, dtype=np.int32), (count, 1))
     examples = Examples(target[:, :1], np.ones(count, np.int32), target, np.full(count, length, np.int32))
     noise = Noise(2, torch.arange(count), torch.zeros(count, dtype=torch.int64))
-    x = corrupt(tiny_ilm().rows(examples), noise, config=config)
+    x = corrupt(tiny_ilm().rows(examples), noise, corruption=Groups(size=2, unfinished=1 / 3))
     chances = torch.zeros(2**length)
     for size in range(3):
         subsets = list(combinations(ends, size))

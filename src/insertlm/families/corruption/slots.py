@@ -1,0 +1,41 @@
+"""The slots of a corrupted batch one by one, for models that ask each of them what is missing in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from insertlm.core.packing import Packing
+from insertlm.families.corruption.packed import Corrupted
+from insertlm.nn.fused import whole_blocks
+
+__all__ = ["Slots", "slots_of"]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The slots of a corrupted batch, packed: <bos> and every visible token of the text.
+
+    packing: of the [B, 1+L] matrix of <bos> and target cells   rows: [S] where each slot lies in the corrupted batch
+    missing: [S] how many tokens are missing in it   of: [B, L] the slot each target cell belongs to
+    """
+
+    packing: Packing
+    rows: Tensor
+    missing: Tensor
+    of: Tensor
+
+
+def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
+    """capacity: rows of the corrupted batch, as given to `corrupt`. There are never more slots than that, nor than
+    cells, in whole blocks of rows."""
+    length = x.deleted.shape[1]
+    keep = F.pad(x.packing.keep[:, x.packing.keep.shape[1] - length :], (1, 0), value=True)
+    packing = Packing(keep, None if capacity is None else min(capacity, whole_blocks(keep.numel())))
+    of = packing.where[:, 1:]
+    missing = of.new_zeros(packing.total).scatter_add(0, of.flatten(), x.deleted.flatten().long())
+    bos = x.stop[:, None] + 1
+    return Slots(packing, packing.pack(torch.cat([bos, x.slots], 1)), missing, of)

@@ -1,0 +1,76 @@
+"""What every corruption promises, whatever it deletes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from insertlm.families.base import Noise, Rows
+from insertlm.families.corruption.base import Corruption
+from insertlm.families.corruption.groups import Groups
+from insertlm.families.corruption.packed import corrupt, packed_length
+from insertlm.families.corruption.solver import SolverStates
+from insertlm.families.corruption.stretch import Stretch
+from insertlm.families.corruption.uniform import Uniform
+from insertlm.tasks.base import Examples
+
+COUNT, WIDTH = 200, 12
+SOLVER = SolverStates(0.5)
+EVERY = [
+    Uniform(),
+    Uniform(SOLVER),
+    Stretch(0.5),
+    Stretch(1.0, SOLVER),
+    Groups(3, 0.3),
+    Groups(2, 0.5, SOLVER),
+]
+
+
+def rows() -> Rows:
+    """Targets of 0 … 12 tokens, with junk behind them, in which a solver finds tokens in a random order."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 9, (COUNT, WIDTH)).astype(np.int32)
+    length = rng.integers(0, WIDTH + 1, COUNT).astype(np.int32)
+    order = rng.permuted(np.tile(np.arange(WIDTH, dtype=np.int32), (COUNT, 1)), axis=1)
+    return Rows.of(Examples(ids[:, :3], length % 4, ids, length, order), 10, 11, solving_order=True)
+
+
+def noise(seed: int = 0) -> Noise:
+    return Noise(seed, torch.arange(COUNT), torch.full((COUNT,), 2))
+
+
+@pytest.mark.parametrize("corruption", EVERY)
+def test_as_many_are_deleted_as_the_lengths_alone_tell(corruption: Corruption) -> None:
+    texts = rows()
+    deleted = corruption.deleted(texts, noise())
+    assert torch.equal(deleted.sum(1), corruption.count(texts.target_length, noise()))
+    assert not (deleted & ~texts.real).any()
+    assert torch.equal(
+        packed_length(texts, noise(), corruption, 2), corrupt(texts, noise(), None, corruption, 2).packing.lengths
+    )
+
+
+@pytest.mark.parametrize("corruption", EVERY)
+def test_what_is_asked_for_is_missing_and_there_is_something_wherever_anything_is(corruption: Corruption) -> None:
+    texts = rows()
+    deleted = corruption.deleted(texts, noise())
+    wanted = corruption.wanted(deleted, texts.target_length)
+    assert not (wanted & ~deleted).any()
+    assert torch.equal(wanted.any(1), deleted.any(1))
+
+
+@pytest.mark.parametrize("corruption", EVERY)
+def test_what_is_deleted_depends_on_the_example_and_its_noise_alone(corruption: Corruption) -> None:
+    texts, some = rows(), torch.tensor([7, 3, 150])
+    part = Noise(0, noise().example[some], noise().epoch[some])
+    deleted = corruption.deleted(texts, noise())
+    assert torch.equal(corruption.deleted(texts.select(some), part), deleted[some])
+    assert not torch.equal(corruption.deleted(texts, noise(seed=1)), deleted)
+
+
+def test_a_solver_needs_to_be_there() -> None:
+    texts = rows()
+    without = Rows(texts.given, texts.given_length, texts.target, texts.target_length)
+    with pytest.raises(ValueError, match="solving order"):
+        Uniform(SOLVER).deleted(without, noise())

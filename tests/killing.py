@@ -12,14 +12,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from insertlm.data.encoding import Chunk, Encoder
+from insertlm.data.tokenising import Chunk, Encoder
 
 __all__ = ["Moment", "child", "kill_until_done", "slow_down", "stored"]
 
 Moment = Literal["call", "time"]
 
 _FORK = get_context("fork")
-_CALLS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "fcntl.flock"}
+_CALLS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "fcntl.lockf"}
 
 
 def child(work: Callable[[], Any], calls: int | None = None) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import pytest
 from killing import Moment, child, kill_until_done, slow_down, stored
 
 from insertlm.core.errors import InsertlmError
-from insertlm.data import hub, tokenising
-from insertlm.data.pieces import Pieces
+from insertlm.data import sources, tokenising
 from insertlm.data.sources import Document, documents, source_of
 from insertlm.data.store import Manifest, Options, open_store
+from insertlm.data.tokenising import PieceFolder
 from insertlm.text.subwords import train_bpe
 
 TOKENIZER = train_bpe(["the cat sat on the mat and the dog ran"] * 9, 270)
@@ -28,7 +29,7 @@ ROWS = [f"The cat number {i} sat on the mat" + " and ran" * (i % 5) if i % 40 el
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokenising, "_PIECE", 2000)
+    monkeypatch.setattr(sources, "PIECE_ROWS", 45)
     monkeypatch.setattr(tokenising, "_CHUNK", 500)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")  # no processes of a process's own
     return tmp_path / "cache"
@@ -59,31 +60,35 @@ def test_shards_are_parts_and_in_order_the_whole(name: str) -> None:
     assert [document.data.decode() for document in documents(source)] == ROWS
     found = list[str]()
     for part in range(3):
-        with source.opened(part, 1000) as reader:
-            while not reader.over:
-                found += [document.data.decode() for document in reader.documents()]
+        with source.opened(part) as reader:
+            for piece in count():
+                found += [document.data.decode() for document in reader.read(piece)]
+                if reader.over:
+                    break
     assert found == ROWS
 
 
-def test_a_piece_is_found_by_its_row_or_by_reading_on(name: str) -> None:
+def test_any_piece_can_be_read_first_and_later_ones_after_it(name: str) -> None:
     source = source_of(name)
-    pieces, rows = list[list[Document]](), [0]
-    with source.opened(0, 1000) as reader:
+    pieces = list[list[Document]]()
+    with source.opened(0) as reader:
         while not reader.over:
-            pieces.append(list(reader.documents()))
-            rows.append(reader.place)
-    assert len(pieces) > 5
+            pieces.append(list(reader.read(len(pieces))))
+    assert [len(piece) for piece in pieces] == [45, 45, 45, 45, 20]
     for number in range(len(pieces)):
-        for place in (rows[number], None):
-            with source.opened(0, 1000) as reader:
-                assert reader.go(number, place)
-                assert list(reader.documents()) == pieces[number]
-                assert reader.place == rows[number + 1]
-                if number + 2 < len(pieces):
-                    assert reader.go(number + 2, rows[number + 2])
-                    assert list(reader.documents()) == pieces[number + 2]
-    with source.opened(0, 1000) as reader:
-        assert not reader.go(len(pieces))
+        with source.opened(0) as reader:
+            for later in range(number, len(pieces), 2):
+                assert list(reader.read(later)) == pieces[later]
+                assert reader.place == min(45 * (later + 1), 200)
+    with source.opened(0) as reader:
+        assert not list(reader.read(len(pieces)))
+        assert reader.over
+
+
+def test_a_shard_may_end_with_a_whole_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "PIECE_ROWS", 20)
+    assert [document.data.decode() for document in documents(source_of(name))] == ROWS
+    assert len(open_store([name], TOKENIZER, Options(block=200))["all"]) == 390
 
 
 def test_a_store_has_the_rows_and_names_the_empty_ones(name: str, cache: Path) -> None:
@@ -114,14 +119,14 @@ def test_several_at_once_share_shards_and_what_is_in_them(name: str, cache: Path
 
     def work() -> None:
         slow_down(0.02)
-        plain = Pieces.write
+        plain = PieceFolder.write
 
-        def write(self: Pieces, part: int, number: int, *what: Any) -> None:
+        def write(self: PieceFolder, part: int, number: int, *what: Any) -> None:
             plain(self, part, number, *what)
             with made.open("a") as file:
                 file.write(f"{os.getpid()} {part}-{number}\n")
 
-        Pieces.write = write  # type: ignore[assignment, method-assign]
+        PieceFolder.write = write  # type: ignore[assignment, method-assign]
         open_store([name], TOKENIZER, Options(block=200))
 
     together = [child(work) for _ in range(4)]
@@ -148,7 +153,7 @@ def test_a_lost_connection_is_one_line_and_then_it_goes_on(
                 raise ConnectionError("the line is dead")
             yield batch
 
-    monkeypatch.setattr(hub, "_BATCH", 1)
+    monkeypatch.setattr(sources, "_BATCH", 1)
     monkeypatch.setattr(IterableDataset, "iter", breaking)
     with pytest.raises(InsertlmError, match=r"hub:.*train: cannot be read from the hub: the line is dead"):
         open_store([name], TOKENIZER, Options(block=200))

@@ -8,25 +8,18 @@ import io
 import lzma
 import os
 import time
-from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packers import PACKERS
 
 from insertlm.core.errors import InsertlmError
 from insertlm.data import sources
-from insertlm.data.sources import Document, Separator, Source, source_of, text_of, texts
-from insertlm.data.unpacking import unpacked
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".xz": lzma.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
-}
+from insertlm.data.sources import Document, Separator, TextSource, source_of, text_of, texts
+from insertlm.data.textfiles import unpacked
 
 
 def documents(path: Path, separator: Separator = "line") -> list[Document]:
@@ -128,15 +121,15 @@ def test_a_fingerprint_knows_name_content_and_time_but_not_the_folder(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("a.csv", b"", "cannot tell what it holds; expected .txt or .jsonl"),
-        ("a.gz", b"", "cannot tell what it holds"),
-        ("none.txt", None, "no such file; expected text to learn from"),
+        ("a.csv", b"", "expected a .txt or .jsonl file, plain or compressed (.gz, .xz, .zst), or hub:NAME:SPLIT"),
+        ("a.gz", b"", "expected a .txt or .jsonl file"),
+        ("none.txt", None, "no such file; expected a text file"),
         ("a.txt.gz", b"not packed", "cannot be"),
         ("b.txt.gz", gzip.compress(b"many words\n" * 99)[:-20], "cannot be unpacked"),
         ("a.txt.xz", b"not packed", "cannot be unpacked"),
         ("b.txt.xz", lzma.compress(b"many words\n" * 99)[:-20], "cannot be unpacked"),
         ("a.txt.zst", b"not packed", "cannot be unpacked"),
-        ("b.txt.zst", PACKERS[".zst"](b"many words\n" * 99)[:-5], "cannot be unpacked: it ends in the middle"),
+        ("b.txt.zst", PACKERS[".zst"](b"many words\n" * 99)[:-5], "cannot be unpacked: Compressed file ended before"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | None, line: str) -> None:
@@ -151,16 +144,15 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | N
 # --- Pieces
 
 
-def pieces(source: Source, size: int) -> list[list[Document]]:
+def pieces(source: TextSource) -> list[list[Document]]:
     """Read one after the other."""
     found = list[list[Document]]()
-    with source.opened(0, size) as reader:
+    with source.opened(0) as reader:
         over = False
         while not over:
-            assert reader.go(len(found))
-            found.append(list(reader.documents()))
+            found.append(list(reader.read(len(found))))
             over = reader.over
-        assert not reader.go(len(found))
+        assert not list(reader.read(len(found)))
     return found
 
 
@@ -180,28 +172,32 @@ def test_pieces_are_the_whole_however_they_are_reached(
     path = tmp_path_factory.mktemp("pieces") / f"a.txt{suffix}"
     path.write_bytes(PACKERS[suffix](b"\n".join(lines) + b"\n" * end))
     source = source_of(str(path), separator)
-    found = pieces(source, size)
-    assert [document.data for piece in found for document in piece] == [
-        each.data for each in documents(path, separator)
-    ]
-    for stride in (2, 3):
-        with source.opened(0, size) as reader:
-            for number in range(stride - 1, len(found), stride):
-                assert reader.go(number)
-                assert list(reader.documents()) == found[number]
-                assert reader.over == (number == len(found) - 1)
-    with source.opened(0, size) as reader:
-        assert not reader.go(len(found) + 2)
+    whole = [document.data for document in documents(path, separator)]
+    with pytest.MonkeyPatch.context() as smaller:
+        smaller.setattr(sources, "PIECE_BYTES", size)
+        found = pieces(source)
+        assert [document.data for piece in found for document in piece] == whole
+        for stride in (2, 3):
+            with source.opened(0) as reader:
+                for number in range(stride - 1, len(found), stride):
+                    assert list(reader.read(number)) == found[number]
+                    assert reader.over == (number == len(found) - 1)
+        with source.opened(0) as reader:
+            assert not list(reader.read(len(found) + 2))
+            assert reader.over
 
 
-def test_lines_of_pieces_add_up(tmp_path: Path) -> None:
+def test_lines_of_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a bad line can be named by its number in the file."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"".join(b"%d\n" % number + b"\n" * (number % 3) for number in range(1, 200)))
     whole, before, numbers = documents(path), 0, []
-    with source_of(str(path)).opened(0, 100) as reader:
-        while not reader.over:
-            numbers += [before + document.line for document in reader.documents()]
+    monkeypatch.setattr(sources, "PIECE_BYTES", 100)
+    with source_of(str(path)).opened(0) as reader:
+        for piece in count():
+            numbers += [before + document.line for document in reader.read(piece)]
             before += reader.lines
+            if reader.over:
+                break
     assert numbers == [document.line for document in whole]
     assert before == len(path.read_bytes().splitlines())

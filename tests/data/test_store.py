@@ -14,7 +14,7 @@ import pytest
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import cache_folder
-from insertlm.data import encoding, tokenising
+from insertlm.data import sources, tokenising
 from insertlm.data import store as module
 from insertlm.data.store import Manifest, Options, Store, open_store
 from insertlm.text.subwords import SubwordTokenizer, load_tokenizer, train_bpe
@@ -67,9 +67,8 @@ def test_processes_make_the_same_store_as_one_alone(tmp_path: Path, monkeypatch:
     alone = open_store([path], TOKENIZER, Options(block=200, shares=THREE))
     monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(tokenising, "_CHUNK", 1000)
-    monkeypatch.setattr(tokenising, "_PIECE", 5000)
-    for each in (tokenising, encoding):
-        monkeypatch.setattr(each, "process_count", lambda: 2)
+    monkeypatch.setattr(sources, "PIECE_BYTES", 5000)
+    monkeypatch.setattr(tokenising, "process_count", lambda: 2)
     together = open_store([path], TOKENIZER, Options(block=200, shares=THREE))
     for split in ("train", "validation", "test"):
         assert np.array_equal(alone[split].tokens, together[split].tokens)
@@ -113,7 +112,7 @@ def test_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     lines: list[str] = []
     first = open_store([path], TOKENIZER, Options(block=200), lines.append)
     assert lines == [f"tokenised 300 documents, {len(first['all'].tokens):,} tokens"]
-    monkeypatch.setattr(module, "tokenise", None)
+    monkeypatch.setattr(module, "make_pieces", None)
     assert len(open_store([path], TOKENIZER, Options(block=200), lines.append)["all"]) == 300
     assert len(lines) == 1
 
@@ -232,9 +231,8 @@ def test_a_single_sentence_has_no_excerpt(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenising, "_PIECE", 20_000)
+    monkeypatch.setattr(sources, "PIECE_BYTES", 20_000)
     monkeypatch.setattr(tokenising, "_CHUNK", 5000)
-    monkeypatch.setattr(tokenising, "_LOOK", 0.0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")  # no processes of a process's own
 
 

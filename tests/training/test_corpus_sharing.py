@@ -15,7 +15,7 @@ import yaml
 from killing import stored
 
 from insertlm.cli.main import main
-from insertlm.data import tokenising
+from insertlm.data import sources
 from insertlm.tasks import text
 from insertlm.text.subwords import train_bpe
 
@@ -28,13 +28,13 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from insertlm.cli.main import main
-from insertlm.data import pieces
+from insertlm.data import sources
 from insertlm.data import tokenising
 from killing import slow_down
 
-tokenising._PIECE, tokenising._CHUNK = 2000, 1000
+sources.PIECE_BYTES, sources.PIECE_ROWS, tokenising._CHUNK = 2000, 40, 1000
 slow_down(0.03)
-plain, made = pieces.Pieces.write, Path(sys.argv[1])
+plain, made = tokenising.PieceFolder.write, Path(sys.argv[1])
 shorter = int(sys.argv[2]) if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 999
 
 def write(self, part, number, *what):
@@ -46,7 +46,7 @@ def write(self, part, number, *what):
     with made.open("a") as file:
         file.write(f"{os.environ['RANK']} {part} {number}\\n")
 
-pieces.Pieces.write = write
+tokenising.PieceFolder.write = write
 sys.exit(main(sys.argv[3:]))
 """
 
@@ -141,7 +141,7 @@ def test_a_mistake_in_the_corpus_is_said_once(
     content: str | None,
 ) -> None:
     monkeypatch.setenv("INSERTLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokenising, "_PIECE", 200)
+    monkeypatch.setattr(sources, "PIECE_BYTES", 200)
     path = tmp_path / "a.jsonl"
     if content is None:
         path.unlink()

@@ -11,7 +11,7 @@ from pathlib import Path
 from insertlm.cli.common import write_json_lines
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable, write_atomically
-from insertlm.data.texts import read_texts
+from insertlm.data.textfiles import read_texts
 from insertlm.tasks.infill_sets import make_set
 from insertlm.tasks.registry import preset
 from insertlm.text.detokenise import detokeniser

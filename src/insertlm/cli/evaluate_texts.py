@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable, write_atomically
-from insertlm.data.texts import read_texts, stem
+from insertlm.data.textfiles import read_texts, stem
 from insertlm.evaluation.journal import Journal
 
 if TYPE_CHECKING:

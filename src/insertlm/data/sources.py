@@ -1,42 +1,55 @@
-"""Where documents come from: local files, plain or compressed, and data sets on the Hugging Face hub.
+"""Where training documents come from: text files, and data sets of the Hugging Face hub.
 
-A source gives documents as bytes with the line they begin at; `text_of` makes text of them. The first is done by one
-process as it reads, the second, which costs more, by as many as there are.
+    stories.txt   a document per line, or with `documents: blank` the paragraphs between blank lines
+    stories.jsonl {"text": …} per line
+    either of them compressed: .gz, .xz, .zst
+    hub:NAME:SPLIT, hub:NAME@REVISION:SPLIT   the `text` column, streamed (NAME may be a folder, too)
 
-    stories.txt   a document a line, or with `documents: blank` what stands between blank lines
-    stories.jsonl {"text": …} a line
-    either of them with .gz, .xz or .zst behind
-    hub:NAME:SPLIT, hub:NAME@REVISION:SPLIT   the `text` column, streamed (NAME may be a folder, too), see hub.py
-
-A source has parts, a file one and a data set as many as it has shards, and a part is cut into pieces. Where depends on
-the content alone, so that any process can take any piece, now or after a restart. A piece of a file begins with the
-first line that begins at a multiple of the size, or behind it, in the file as it is unpacked. A plain file is opened
-right there; a compressed one has to be unpacked up to there, which takes far less time than tokenising.
+Design choices:
+- Documents are bytes until they are tokenised: decoding and parsing cost more than reading, and tokenising runs in
+  parallel. It also means that one bad line is reported and passed over; the readers of `datasets` and `pyarrow` give up
+  the whole file.
+- A source has parts that can be read independently: a file is one part, a data set has as many as it has shards.
+- A part is read in pieces, the units of work that are shared, saved and resumed. Where a piece begins depends on the
+  content only, so any process can read any piece. In a file, piece k begins with the first line that starts at byte
+  k · PIECE_BYTES (unpacked) or later; in a shard, with row k · PIECE_ROWS. A plain file is opened right there; a
+  compressed one has to be unpacked up to there, which takes a tenth of the time of tokenising; a shard, streamed.
 """
 
 from __future__ import annotations
 
 import codecs
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import count, groupby, islice
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import msgspec
 
 from insertlm.core.errors import InsertlmError
-from insertlm.data.unpacking import COMPRESSED, reading, unpacked
+from insertlm.data.textfiles import Kind, kind_of, reading, unpacked
 
-__all__ = ["Document", "Kind", "Reader", "Separator", "Source", "documents", "source_of", "text_of", "texts"]
+__all__ = [
+    "PIECE_BYTES",
+    "PIECE_ROWS",
+    "Document",
+    "Separator",
+    "TextSource",
+    "documents",
+    "source_of",
+    "text_of",
+    "texts",
+]
 
 Separator = Literal["line", "blank"]
-Kind = Literal["txt", "jsonl"]
 
-_KINDS: dict[str, Kind] = {".txt": "txt", ".jsonl": "jsonl"}
-_SAMPLE = 1 << 16  # bytes of a file's start, middle and end that its fingerprint knows
-_BLOCK = 1 << 20  # bytes of a compressed file that are passed over at a time
+PIECE_BYTES = 1 << 24  # of a file: a killed process loses no more than this
+PIECE_ROWS = 1 << 14  # of a shard
+_SAMPLE = 1 << 16  # bytes of a file's start, middle and end that go into its fingerprint
+_BATCH = 256  # rows that `datasets` gives at a time: one by one takes four times as long
 _HUB = "hub:"
 
 
@@ -47,75 +60,27 @@ class Document(NamedTuple):
     data: bytes
 
 
-class Reader(Protocol):
-    """Goes forwards through a part of a source, piece by piece.
-
-    place: in the part, as it counts them: bytes or rows   lines: of the piece that was read last
-    over: whether the part ended with that piece   read: how much of the part is read, see `Source.size`
-    """
-
-    place: int
-    lines: int
-    over: bool
-
-    @property
-    def read(self) -> int: ...
-
-    def go(self, piece: int, place: int | None = None) -> bool:
-        """To the beginning of a piece, which is at this place if that is known. False if the part ends before it."""
-        ...
-
-    def documents(self) -> Iterator[Document]:
-        """Of the piece that it is at, to its end."""
-        ...
-
-
-class Source(Protocol):
-    """kind: how `text_of` reads its documents"""
-
-    name: str
-    kind: Kind
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes when the content does."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """What else tells whether the content is the same, if finding it out takes longer than a look."""
-        ...
-
-    @property
-    def size(self) -> int | None:
-        """What its readers count up to, all together; None if nobody knows."""
-        ...
-
-    @property
-    def parts(self) -> int: ...
-
-    def opened(self, part: int, size: float) -> AbstractContextManager[Reader]:
-        """At the first piece. size: bytes of a piece, about"""
-        ...
-
-
-def source_of(name: str, separator: Separator = "line") -> Source:
+def source_of(name: str, separator: Separator = "line") -> TextSource:
     if name.startswith(_HUB):
-        from insertlm.data.hub import Hub
+        return HubData(name)
+    try:
+        return TextFile(Path(name), separator)
+    except InsertlmError as error:
+        raise InsertlmError(f"{error}, or hub:NAME:SPLIT") from error
 
-        return Hub(name, name.removeprefix(_HUB))
-    return _File(Path(name), separator)
 
-
-def documents(source: Source) -> Iterator[Document]:
-    """All of them, each part as one piece."""
+def documents(source: TextSource) -> Iterator[Document]:
+    """All of them. Their lines count from the start of their piece."""
     for part in range(source.parts):
-        with source.opened(part, math.inf) as reader:
-            yield from reader.documents()
+        with source.opened(part) as reader:
+            for piece in count():
+                yield from reader.read(piece)
+                if reader.over:
+                    break
 
 
-def texts(sources: Iterable[Source]) -> Iterator[str]:
-    """All that is text, one after the other."""
+def texts(sources: Iterable[TextSource]) -> Iterator[str]:
+    """The texts of all documents that hold one."""
     for source in sources:
         for document in documents(source):
             try:
@@ -132,161 +97,204 @@ _LINES = msgspec.json.Decoder(_Line)
 
 
 def text_of(data: bytes, kind: Kind) -> str:
-    """A document's text. Raises ValueError, which says why there is none."""
+    """A document's text. A ValueError says why there is none."""
     try:
         text = data.decode() if kind == "txt" else _LINES.decode(data).text
-    except msgspec.ValidationError as error:
-        raise ValueError('no "text" in it' if _is_utf8(data) else "invalid UTF-8") from error
-    except UnicodeDecodeError as error:
-        raise ValueError("invalid UTF-8") from error
-    except msgspec.DecodeError as error:
-        raise ValueError("broken JSON" if _is_utf8(data) else "invalid UTF-8") from error
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        if data.decode(errors="ignore").encode() != data:
+            raise ValueError("invalid UTF-8") from error
+        raise ValueError('no "text" in it' if isinstance(error, msgspec.ValidationError) else "broken JSON") from error
     if not text.strip():
         raise ValueError("empty text")
     return text
 
 
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 # --- Files
 
 
-class _File:
-    """A file's fingerprint is its name, size, time of change and samples of its content. Reading a hundred gigabytes
-    at every start only to hash them would take minutes; a time alone does not tell a copy from another file. The folder
-    does not count, so a corpus may move."""
+class TextFile:
+    """kind: how its documents are written   size: where its readers end   parts: how many can be read independently"""
 
-    version, parts = "", 1
+    parts = 1
+    version = ""
 
     def __init__(self, path: Path, separator: Separator) -> None:
-        plain = path.with_suffix("") if path.suffix in COMPRESSED else path
-        if plain.suffix not in _KINDS:
-            raise InsertlmError(
-                f"{path}: cannot tell what it holds; expected .txt or .jsonl, with .gz, .xz or .zst or without, "
-                "or hub:NAME:SPLIT"
-            )
-        self.path, self.name, self.kind = path, str(path), _KINDS[plain.suffix]
+        self.path, self.name, self.kind = path, str(path), kind_of(path)
         self._blank = separator == "blank" and self.kind == "txt"
 
     @property
     def size(self) -> int:
-        with self._reading():
+        with reading(self.path):
             return self.path.stat().st_size
 
     @property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        with self._reading(), self.path.open("rb") as file:
+        """Name, size, time of change and samples of the content. Hashing a hundred gigabytes at every start would take
+        minutes, and a time alone does not tell a copy from another file. The folder does not count: a corpus may
+        move."""
+        with reading(self.path), self.path.open("rb") as file:
             state = self.path.stat()
-            digest.update(f"{self.path.name}:{state.st_size}:{state.st_mtime_ns}:{self._blank}".encode())
+            digest = hashlib.sha256(f"{self.path.name}:{state.st_size}:{state.st_mtime_ns}:{self._blank}".encode())
             for place in (0, state.st_size // 2, max(0, state.st_size - _SAMPLE)):
                 file.seek(place)
                 digest.update(file.read(_SAMPLE))
         return digest.hexdigest()
 
     @contextmanager
-    def opened(self, part: int, size: float) -> Iterator[Reader]:
-        with self._reading():
+    def opened(self, part: int) -> Iterator[_FileReader]:
+        with reading(self.path):
             raw = self.path.open("rb")
         with raw, unpacked(raw, self.path.suffix) as file:
-            yield _FileReader(self._reading, raw, file, self._blank, size)
-
-    def _reading(self) -> AbstractContextManager[None]:
-        return reading(self.path, "text to learn from")
+            yield _FileReader(self.path, raw, file, self._blank)
 
 
 class _FileReader:
-    """Has read the line at `place`, but not passed it."""
+    """Reads pieces in ascending order. It always holds the line it has come to, which shows whether a piece ends there.
 
-    def __init__(
-        self,
-        reading: Callable[[], AbstractContextManager[None]],
-        raw: BinaryIO,
-        file: BinaryIO,
-        blank: bool,
-        size: float,
-    ) -> None:
-        self._reading, self._raw, self._file, self._blank, self._size = reading, raw, file, blank, size
-        self._piece, self.place, self.lines = 0, 0, 0
-        with reading():
+    raw: the file on the disk   file: unpacked   blank: whether blank lines separate documents
+    place: read so far, to show progress   lines: of the piece read last   over: whether the part ended with that piece
+    """
+
+    def __init__(self, path: Path, raw: BinaryIO, file: BinaryIO, blank: bool) -> None:
+        self._path, self._raw, self._file, self._blank = path, raw, file, blank
+        self.lines, self._start = 0, 0
+        with reading(path):
             self._line = file.readline()
-        self.over = not self._line
 
     @property
-    def read(self) -> int:
+    def place(self) -> int:
         return self._raw.tell()
 
-    def go(self, piece: int, place: int | None = None) -> bool:
-        if piece > self._piece:
-            with self._reading():
-                self._pass_over(int(piece * self._size))
-            self._piece = piece
-        self.over = not self._line
-        return piece == 0 or not self.over
+    @property
+    def over(self) -> bool:
+        return not self._line
 
-    def documents(self) -> Iterator[Document]:
-        lines = self._lines()
-        for document in _paragraphs(lines) if self._blank else lines:
-            if not _is_blank(document.data):
-                yield document
-        self._piece += 1
-        self.over = not self._line
+    def read(self, piece: int) -> Iterator[Document]:
+        for is_blank, lines in groupby(self._lines(piece), key=lambda line: not line.data.strip()):
+            if is_blank:
+                continue
+            if self._blank:
+                first, *others = lines
+                yield Document(first.line, b"\n".join([first.data, *(line.data for line in others)]))
+            else:
+                yield from lines
 
-    def _lines(self) -> Iterator[Document]:
-        end, self.lines = (self._piece + 1) * self._size, 0
-        with self._reading():
-            while self._line and not (self.place >= end and self._may_begin()):
+    def _lines(self, piece: int) -> Iterator[Document]:
+        with reading(self._path):
+            if piece:
+                self._go(piece * PIECE_BYTES)
+            self.lines = 0
+            while self._line and not self._begins_piece((piece + 1) * PIECE_BYTES):
                 self.lines += 1
-                data = self._line if self.place else self._line.removeprefix(codecs.BOM_UTF8)
-                yield Document(self.lines, data.rstrip(b"\r\n"))
+                line = self._line if self._start else self._line.removeprefix(codecs.BOM_UTF8)
+                yield Document(self.lines, line.rstrip(b"\r\n"))
                 self._next()
 
+    def _go(self, place: int) -> None:
+        """To the first line that begins a piece at this place or later."""
+        if self._start + len(self._line) < place:
+            # From the byte before: it ends a line or belongs to one that starts too early. Both are passed over.
+            self._start = self._file.seek(place - 1)
+            self._line = self._file.readline()
+        while self._line and not self._begins_piece(place):
+            self._next()
+
+    def _begins_piece(self, place: int) -> bool:
+        """No paragraph is cut, so where they are documents a piece begins with a blank line."""
+        return self._start >= place and (not self._blank or not self._line.strip())
+
     def _next(self) -> None:
-        self.place += len(self._line)
+        self._start += len(self._line)
         self._line = self._file.readline()
 
-    def _may_begin(self) -> bool:
-        """Whether a piece may: no paragraph is cut."""
-        return not self._blank or _is_blank(self._line)
 
-    def _pass_over(self, start: int) -> None:
-        """To the first line from `start` on with which a piece may begin."""
-        here = self.place + len(self._line)  # of the file
-        if here < start:
-            self._jump(here, start - 1)
-            self.place, self._line = start - 1, self._file.readline()  # the rest of a line, be it only its end
-        if self.place < start:
-            self._next()
-        while self._line and not self._may_begin():
-            self._next()
-
-    def _jump(self, here: int, there: int) -> None:
-        if self._file is self._raw:
-            self._file.seek(there)
-            return
-        while here < there and (block := self._file.read(min(_BLOCK, there - here))):
-            here += len(block)
+# --- Data sets of the hub, streamed by the `datasets` library
 
 
-def _is_blank(line: bytes) -> bool:
-    return not line or line.isspace()
+class HubData:
+    """A data set on the hub or in a folder."""
+
+    kind: Kind = "txt"  # the library has parsed whatever format the data set has
+    size = None  # unknown before all is read
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        whole, _, self._split = name.removeprefix(_HUB).rpartition(":")
+        self._data, _, self._revision = whole.partition("@")
+        if not self._data or not self._split:
+            raise InsertlmError(f"{name}: expected hub:NAME:SPLIT, for example hub:roneneldan/TinyStories:train")
+
+    @property
+    def fingerprint(self) -> str:
+        """Only the name: whether the data set has changed is known to the hub, and to open a store that is there must
+        not need a connection."""
+        return self.name
+
+    @property
+    def version(self) -> str:
+        """Knows the commit, or the files' times of change, and is asked for while a store is made."""
+        return f"{self._builder.config_id} {self._builder.hash}"
+
+    @property
+    def parts(self) -> int:
+        return int(self._rows.n_shards)
+
+    @contextmanager
+    def opened(self, part: int) -> Iterator[_HubReader]:
+        yield _HubReader(self, self._rows.shard(self.parts, part))
+
+    @cached_property
+    def _builder(self) -> Any:
+        try:
+            from datasets import load_dataset_builder
+        except ImportError as error:
+            raise InsertlmError(f"{self.name} needs datasets; install it with: pip install 'insertlm[text]'") from error
+        with self.asking():
+            return load_dataset_builder(self._data, revision=self._revision or None)
+
+    @cached_property
+    def _rows(self) -> Any:
+        with self.asking():
+            return self._builder.as_streaming_dataset(split=self._split)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        try:
+            yield
+        except InsertlmError:
+            raise
+        except Exception as error:  # the library raises whatever its parts do
+            what = " ".join(str(error).split())
+            raise InsertlmError(f"{self.name}: cannot be read from the hub: {what:.200}") from error
 
 
-def _paragraphs(lines: Iterable[Document]) -> Iterator[Document]:
-    """What stands between blank lines, line ends inside kept."""
-    first, parts = 0, list[bytes]()
-    for number, line in lines:
-        if not _is_blank(line):
-            first = first if parts else number
-            parts.append(line)
-        elif parts:
-            yield Document(first, b"\n".join(parts))
-            parts = []
-    if parts:
-        yield Document(first, b"\n".join(parts))
+class _HubReader:
+    """Reads pieces in ascending order. rows: of one shard   place, lines, over: as above, in rows"""
+
+    def __init__(self, hub: HubData, rows: Any) -> None:
+        self._hub, self._rows = hub, rows
+        self._texts: Iterator[bytes] | None = None
+        self.place, self.lines, self.over = 0, 0, False
+
+    def read(self, piece: int) -> Iterator[Document]:
+        first = piece * PIECE_ROWS
+        if self._texts is None:
+            self.place, self._texts = first, self._from(first)
+        for _ in islice(self._texts, first - self.place):
+            self.place += 1
+        self.lines = 0
+        for text in islice(self._texts, PIECE_ROWS):
+            self.lines, self.place = self.lines + 1, self.place + 1
+            yield Document(self.lines, text)
+        self.over = self.lines < PIECE_ROWS
+
+    def _from(self, row: int) -> Iterator[bytes]:
+        rows = self._rows.skip(row) if row else self._rows
+        with self._hub.asking():
+            for batch in rows.iter(batch_size=_BATCH):
+                number = len(next(iter(batch.values())))
+                for text in batch.get("text") or [None] * number:
+                    yield text.encode("utf-8", "replace") if isinstance(text, str) else b""
+
+
+TextSource = TextFile | HubData

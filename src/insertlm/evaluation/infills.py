@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from insertlm.core.errors import InsertlmError
-from insertlm.data.texts import read_records
+from insertlm.data.textfiles import read_records
 from insertlm.evaluation.evaluator import TextScore
 from insertlm.evaluation.nll import mean_and_error
 

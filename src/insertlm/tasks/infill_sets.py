@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from insertlm.core.errors import InsertlmError
-from insertlm.data.texts import read_records
+from insertlm.data.textfiles import read_records
 from insertlm.text.sentences import sentences
 
 __all__ = ["KINDS", "Blanked", "make_set", "read_set"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from insertlm.core.errors import InsertlmError
-from insertlm.data.texts import read_texts, stem
+from insertlm.data.textfiles import read_texts, stem
 
 TEXTS = ["Once upon a time,", "", "“Zwei”\x0b\x85\u2028drei"]
 AS_TXT = "\n".join([*TEXTS, ""]).encode()
@@ -49,8 +49,8 @@ def test_another_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.csv", b"x", "expected a file of texts, .txt or .jsonl, also .xz, .gz or .zst"),
-        ("a.txt", b"", "is empty; expected a text a line"),
+        ("a.csv", b"x", r"expected a .txt or .jsonl file, plain or compressed \(.gz, .xz, .zst\)"),
+        ("a.txt", b"", "is empty; expected a text per line"),
         ("a.txt", b"good\n\xff\xfe\n", "line 2: not UTF-8"),
         ("a.jsonl", b'{"text": "x"}\nx\n', "line 2: expected a JSON object, got 'x'"),
         ("a.jsonl", b"[1]\n", r"line 1: expected a JSON object, got \[1\]"),

@@ -97,7 +97,7 @@ def newest() -> Path:
         ("solve run", "run: cannot be read: Is a directory"),
         ("data star-easy more", "unknown argument more; see insertlm data --help"),
         ("data tokenizer", "data tokenizer: expected one or more files of text"),
-        ("data tokenizer none.txt", "none.txt: no such file; expected a text file"),
+        ("data tokenizer none.txt", "none.txt: no such file; expected a .txt or .jsonl file"),
         ("data star-easy --cuont 3", "unknown argument --cuont; see insertlm data --help"),
         ("data star-easy --task.seed 3", "unknown argument --task.seed; see insertlm data --help"),
         ("data star-easy --count", "argument --count: expected one argument"),

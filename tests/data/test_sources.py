@@ -123,7 +123,7 @@ def test_a_fingerprint_knows_name_content_and_time_but_not_the_folder(tmp_path: 
     [
         ("a.csv", b"", "expected a .txt or .jsonl file, plain or compressed (.gz, .xz, .zst), or hub:NAME:SPLIT"),
         ("a.gz", b"", "expected a .txt or .jsonl file"),
-        ("none.txt", None, "no such file; expected a text file"),
+        ("none.txt", None, "no such file; expected a .txt or .jsonl file"),
         ("a.txt.gz", b"not packed", "cannot be"),
         ("b.txt.gz", gzip.compress(b"many words\n" * 99)[:-20], "cannot be unpacked"),
         ("a.txt.xz", b"not packed", "cannot be unpacked"),

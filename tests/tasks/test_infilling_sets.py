@@ -117,7 +117,7 @@ def test_the_command_chooses_by_its_seed(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         (["first", "t.txt"], "argument KIND: expected one of single, several, middle, got 'first'"),
-        (["single", "none.txt"], "none.txt: no such file; expected a file of texts, .txt or .jsonl"),
+        (["single", "none.txt"], "none.txt: no such file; expected a .txt or .jsonl file"),
         (["single", "t.txt", "--count", "2"], "1 of 2 texts are long enough; expected 2"),
         (["several", "t.txt"], "0 of 2 texts are long enough; expected 1"),
         (["single", "t.txt", "--out", "none/x"], "cannot write none/x: there is no folder none"),

@@ -56,7 +56,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise InsertlmError(f"{path}: no such file; expected a text file") from error
+        raise InsertlmError(f"{path}: no such file; expected a .txt or .jsonl file") from error
     except OSError as error:
         raise InsertlmError(f"{path}: cannot be read: {reason(error)}") from error
     except _BROKEN as error:

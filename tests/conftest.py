@@ -13,7 +13,7 @@ from torch import Tensor
 
 from insertlm.families.base import Family
 from insertlm.families.ilm import ILM, IlmConfig
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.text.tokenizers import WordTokenizer
 
 # The machines that run tests are shared: how long one example takes says nothing.
@@ -104,9 +104,10 @@ def fits() -> Callable[[Tensor, Tensor], bool]:
 
 @pytest.fixture(scope="session")
 def softmax_attention() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """q: [Tq, H, D], k and v: [Tk, H, D], mask: [Tq, Tk] bool, who sees whom. Returns [Tq, H, D]."""
+    """q: [Tq, H, D], k and v: [Tk, H or a divisor of it, D], mask: [Tq, Tk] bool, who sees whom. Returns [Tq, H, D]."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
         weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, v)

@@ -18,7 +18,7 @@ from insertlm.infill.requests import Request
 from insertlm.infill.results import Infilling
 from insertlm.infill.stream import Stream
 from insertlm.model import Model
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import Recipe
 from insertlm.text.tokenizers import Specials
 

@@ -47,7 +47,8 @@ def test_the_family_added_on_the_page_works(
         case()
     every = runpy.run_path(str(DOCS.parent / "tests" / "families" / "test_all.py"))
     config, decode = module.TreeConfig(), DecodeConfig(parallel=0, max_steps=5, max_length=30)
-    every["test_a_model_learns_writes_with_its_average_and_learns_on"](config, decode, "float32")
+    for model in (every["MODEL"], every["LLAMA"]):
+        every["test_a_model_learns_writes_with_its_average_and_learns_on"](config, decode, model, "float32")
     every["test_seeds_of_more_than_32_bits_are_seeds_of_their_own"](config, decode)
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from insertlm.core.errors import InsertlmError
 from insertlm.families.ilm import IlmConfig
 from insertlm.inference.settings import DecodeConfig
-from insertlm.nn.transformer import PRESETS as MODEL_PRESETS
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import PRESETS as MODEL_PRESETS
+from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import (
     OptimConfig,
     Recipe,
@@ -31,6 +31,7 @@ from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+MODELS = "paper, mini, zebra, zebra-19m, smollm2-135m"
 SMALL: dict[str, Any] = {"task": {"preset": "star-easy"}, "model": {"preset": "mini"}, "train": {"steps": 5}}
 
 
@@ -151,12 +152,20 @@ def test_differences_name_every_key_that_differs() -> None:
         ("optim", {"learning_rate": ".inf"}, "optim.learning_rate: expected float, got '.inf'"),
         ("optim", {"learning_rate": float("inf")}, "optim.learning_rate: expected a number below 2^63, got inf"),
         ("optim", {"lr": 1}, "optim.lr: unknown key; expected one of "),
-        ("model", {"preset": "huge"}, "model.preset: expected one of paper, mini, zebra, zebra-19m, got 'huge'"),
-        ("model", {"preset": [1]}, "model.preset: expected one of paper, mini, zebra, zebra-19m, got [1]"),
+        (
+            "model",
+            {"preset": "huge"},
+            f"model.preset: expected one of {MODELS}, got 'huge'",
+        ),
+        (
+            "model",
+            {"preset": [1]},
+            f"model.preset: expected one of {MODELS}, got [1]",
+        ),
         (
             "model",
             {"layers": 2},
-            "model.width: missing; expected this key, or model.preset: one of paper, mini, zebra, zebra-19m",
+            f"model.width: missing; expected this key, or model.preset: one of {MODELS}",
         ),
         ("model", {"preset": "mini", "max_length": 9}, "recipe: the task has rows of 36 tokens; model.max_length is 9"),
         ("family", {"solver": 0.5}, "recipe: family.solver is 0.5; expected 0 for a task without a solver"),
@@ -212,7 +221,11 @@ def test_a_missing_section_is_named(section: str) -> None:
         ("train.", "5", "--train.: expected --section.key value, for example --train.steps 200"),
         ("train", "5", "--train: expected --section.key value, for example --train.steps 200"),
         ("trian.steps", "5", "--trian.steps: unknown section; did you mean train?"),
-        ("model.preset", "huge", "--model.preset: expected one of paper, mini, zebra, zebra-19m, got 'huge'"),
+        (
+            "model.preset",
+            "huge",
+            f"--model.preset: expected one of {MODELS}, got 'huge'",
+        ),
         ("model.heads", "3", "r.yaml: model: width 128 does not split into 3 heads of an even size"),
     ],
 )

@@ -18,8 +18,8 @@ from insertlm.core.section import Count, Fraction, Index, NonNegative, Section, 
 from insertlm.families.base import Family
 from insertlm.families.registry import DEFAULT, AnyFamily
 from insertlm.inference.settings import DecodeConfig
-from insertlm.nn.transformer import PRESETS as MODEL_PRESETS
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import PRESETS as MODEL_PRESETS
+from insertlm.nn.spec import ModelConfig
 from insertlm.tasks.registry import PRESETS as TASK_PRESETS
 from insertlm.tasks.registry import AnyTask
 

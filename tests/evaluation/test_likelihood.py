@@ -23,7 +23,7 @@ from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MDM, MdmConfig, lay_out
 from insertlm.inference.settings import DecodeConfig, Prompt
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.text.tokenizers import WordTokenizer
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

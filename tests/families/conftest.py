@@ -10,7 +10,7 @@ from torch import Tensor
 
 from insertlm.families.arm import ARM, ArmConfig
 from insertlm.families.it import IT, ItConfig
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.text.tokenizers import WordTokenizer
 
 

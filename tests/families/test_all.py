@@ -18,7 +18,7 @@ from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
 from insertlm.families.registry import AnyFamily
 from insertlm.inference.settings import DecodeConfig, Prompt
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import PRESETS, ModelConfig
 from insertlm.recipe import OptimConfig, Recipe, TrainConfig
 from insertlm.tasks.star import Star
 from insertlm.training.loop import train
@@ -26,6 +26,9 @@ from insertlm.training.step import TrainStep
 
 TASK = Star(degree=2, min_nodes=3, max_nodes=3, min_plan=2, nodes=8, train=40)
 MODEL = ModelConfig(layers=2, width=16, heads=2, hidden=32, dropout=0.1)
+LLAMA = ModelConfig(
+    **{**PRESETS["smollm2-135m"], "layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 32, "max_length": 64}
+)
 WRITING = DecodeConfig(max_steps=5)
 FAMILIES = [(IlmConfig(), WRITING), (ArmConfig(), WRITING), (MdmConfig(block=4), WRITING), (ItConfig(), WRITING)]
 
@@ -36,12 +39,13 @@ EVERY = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", [MODEL, LLAMA], ids=["paper", "llama"])
 @EVERY
 def test_a_model_learns_writes_with_its_average_and_learns_on(
-    config: AnyFamily, decode: DecodeConfig, precision: str
+    config: AnyFamily, decode: DecodeConfig, model: ModelConfig, precision: str
 ) -> None:
     """As a run with validation does."""
-    family = config.build(MODEL, TASK.tokenizer).train()
+    family = config.build(model, TASK.tokenizer).train()
     examples = TASK.examples("train")
     step = TrainStep(
         family,
@@ -86,3 +90,25 @@ def test_what_validation_could_not_write_is_refused_before_anything_is_trained(
     with pytest.raises(InsertlmError, match=r"^a prompt .*; 6 are allowed$"):
         train(recipe, tmp_path / "run", Processes(torch.device("cpu")), Console(quiet=True))
     assert not (tmp_path / "run").exists()
+
+
+# --- One matrix of words
+
+
+@EVERY
+def test_a_tied_model_keeps_its_words_once_and_reads_them_either_way(config: AnyFamily, decode: DecodeConfig) -> None:
+    family, other = (config.build(LLAMA, TASK.tokenizer) for _ in range(2))
+    assert family.unembedding.weight is family.backbone.embedding.weight
+    state = family.state_dict()
+    assert "backbone.embedding.weight" in state
+    assert "unembedding.weight" not in state
+    twice = {**state, "unembedding.weight": state["backbone.embedding.weight"].clone()}
+    for weights in (state, twice):
+        other.backbone.embedding.weight.data.zero_()
+        other.load_state_dict(weights)
+        assert torch.equal(other.unembedding.weight, family.unembedding.weight)
+        assert other.unembedding.weight is other.backbone.embedding.weight
+    with pytest.raises(RuntimeError, match=r"model\.tied: the weights have an unembedding that is not their embedding"):
+        other.load_state_dict({**state, "unembedding.weight": state["backbone.embedding.weight"] + 1})
+    with pytest.raises(RuntimeError, match=r"Missing key.*backbone\.embedding\.weight"):
+        other.load_state_dict({name: value for name, value in state.items() if "embedding" not in name})

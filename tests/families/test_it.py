@@ -27,7 +27,7 @@ from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import IT, ItConfig
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.nn.fused import whole_blocks
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
 from insertlm.tasks.base import Example, Examples
 from insertlm.text.tokenizers import WordTokenizer

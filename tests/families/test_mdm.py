@@ -23,7 +23,7 @@ from insertlm.data.order import Order
 from insertlm.families.base import Noise
 from insertlm.families.mdm import MDM, MdmConfig, lay_out, mask_cells, times, total_noise
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
 from insertlm.tasks.base import Example, Examples
 from insertlm.text.tokenizers import WordTokenizer

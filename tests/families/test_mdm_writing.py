@@ -23,7 +23,7 @@ from insertlm.families import mdm as family
 from insertlm.families.mdm import MDM, MdmConfig, total_noise
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.text.tokenizers import WordTokenizer
 
 Fits = Callable[[Tensor, Tensor], bool]

@@ -15,7 +15,7 @@ from torch import Tensor
 from insertlm.core.packing import Segments
 from insertlm.families.ilm import ILM
 from insertlm.inference.settings import DecodeConfig, Prompt
-from insertlm.nn.attention import PrefixAttention
+from insertlm.nn.attention import PackedAttention
 
 TinyIlm = Callable[..., ILM]
 
@@ -54,7 +54,7 @@ def test_hidden_rows_beside_a_cached_prefix_are_those_of_a_full_forward(tiny_ilm
         whole = Segments(torch.tensor([0, len(row)]).int(), len(row))
         inside = torch.arange(len(row)) < len(prefix)
         with torch.no_grad():
-            full = ilm.backbone(row, place, PrefixAttention(whole, (~inside).int()))
+            full = ilm.backbone(row, place, PackedAttention(whole, (~inside).int()))
         assert sorted(positions.tolist()) == sorted(place[~inside].tolist())
         torch.testing.assert_close(hidden, full[place.argsort()][positions], rtol=1e-10, atol=1e-10)
         if number < len(trajectory.events):

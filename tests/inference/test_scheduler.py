@@ -22,7 +22,7 @@ from insertlm.inference.scheduler import Scheduler
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.trajectory import Insertion, Trajectory
 from insertlm.nn.attention import PrefixCache
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.text.tokenizers import WordTokenizer
 
 TinyIlm = Callable[..., ILM]

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from insertlm.core.noise import column_keys, keep_mask
 from insertlm.core.packing import Segments
 from insertlm.nn.adaln import AdaptiveBlock, AdaptiveNorm, TimeFeatures, spread
-from insertlm.nn.attention import Attention, FullAttention
+from insertlm.nn.attention import Attention, PackedAttention
 from insertlm.nn.fused import rotate
-from insertlm.nn.transformer import PRESETS, ModelConfig, Transformer
+from insertlm.nn.spec import PRESETS, ModelConfig
+from insertlm.nn.transformer import Transformer
 
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -48,7 +49,7 @@ class Network(nn.Module):
 
 
 def full(sizes: list[int]) -> Attention:
-    return FullAttention(Segments(torch.tensor([0, *sizes]).cumsum(0).int(), max(sizes)))
+    return PackedAttention(Segments(torch.tensor([0, *sizes]).cumsum(0).int(), max(sizes)))
 
 
 def places(sizes: list[int]) -> Tensor:
@@ -100,8 +101,8 @@ def textbook(network: Network, tokens: Tensor, noise: Tensor, keys: Tensor | Non
         at = f"backbone.blocks.{layer}"
         six = (w[f"{at}.modulation.weight"] @ c + w[f"{at}.modulation.bias"]).chunk(6)
         read = normed(x, f"{at}.attention_norm", *six[:2]) @ w[f"{at}.qkv.weight"].T
-        qkv = read.view(len(x), 3, TINY.heads, -1)
-        mixed = attention(*rotate(qkv, *turn), everyone).flatten(1)
+        qkv = read.view(len(x), 3 * TINY.heads, -1)
+        mixed = attention(*rotate(qkv, TINY.heads, *turn), everyone).flatten(1)
         x = x + six[2] * dropped(mixed @ w[f"{at}.out.weight"].T, 2 * layer)
         read = normed(x, f"{at}.hidden_norm", *six[3:5])
         inner = (read @ w[f"{at}.up.weight"].T + w[f"{at}.up.bias"]).relu()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,12 +15,12 @@ from torch import Tensor
 from insertlm.core.packing import Packing, Segments
 from insertlm.nn.attention import (
     Attention,
+    Backend,
     CachedAttention,
     FewAttention,
-    FullAttention,
-    PrefixAttention,
+    PackedAttention,
     PrefixCache,
-    attend,
+    choose_backend,
 )
 
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -31,6 +33,11 @@ sizes = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, ma
 )
 seeds = st.integers(0, 2**31)
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="the varlen kernel needs a CUDA device")
+# Without a GPU, kernels run where triton is installed and TRITON_INTERPRET=1 is set, in minutes.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNEL_DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="kernels need a CUDA device")
 
 
 def segments_of(lengths: list[int], device: str = "cpu") -> Segments:
@@ -41,16 +48,20 @@ def owners(lengths: list[int]) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
 
 
-def qkv(rows: int, seed: int, *, dim: int = DIM, dtype: torch.dtype = torch.float64) -> QKV:
+def qkv(
+    rows: int, seed: int, *, dim: int = DIM, dtype: torch.dtype = torch.float64, heads: tuple[int, int] = (HEADS, HEADS)
+) -> QKV:
+    """heads: of queries, of keys"""
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = torch.randn(3, rows, HEADS, dim, generator=generator, dtype=torch.float64).to(dtype)
+    drawn = torch.randn(rows, heads[0] + 2 * heads[1], dim, generator=generator, dtype=torch.float64).to(dtype)
+    q, k, v = (part.contiguous() for part in torch.split(drawn, [heads[0], heads[1], heads[1]], 1))
     return q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
 
 
-def prefix_attention(pairs: Sizes, device: str = "cpu") -> PrefixAttention:
+def prefix_attention(pairs: Sizes, device: str = "cpu") -> PackedAttention:
     whole = segments_of([a + b for a, b in pairs], device)
     in_prefix = torch.tensor([row < a for a, b in pairs for row in range(a + b)], dtype=torch.bool, device=device)
-    return PrefixAttention(whole, (~in_prefix).int())
+    return PackedAttention(whole, order=(~in_prefix).int())
 
 
 def prefix_mask(pairs: Sizes) -> Tensor:
@@ -93,7 +104,7 @@ def test_rows_see_their_segment(softmax_attention: Softmax, pairs: Sizes, seed: 
     x = qkv(sum(lengths), seed)
     segment = owners(lengths)
     expected = softmax_attention(*x, segment[:, None] == segment)
-    found = FullAttention(segments_of(lengths))(0, *x)
+    found = PackedAttention(segments_of(lengths))(0, *x)
     assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
 
 
@@ -102,19 +113,8 @@ def test_causal_rows_see_nothing_behind_them(softmax_attention: Softmax, pairs: 
     lengths = [a + b for a, b in pairs]
     x = qkv(sum(lengths), seed)
     expected = softmax_attention(*x, causal_mask(lengths))
-    found = FullAttention(segments_of(lengths), causal=True)(0, *x)
+    found = PackedAttention(segments_of(lengths), causal=True)(0, *x)
     assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
-
-
-@given(sizes, seeds)
-def test_queries_and_keys_may_be_different_rows(softmax_attention: Softmax, pairs: Sizes, seed: int) -> None:
-    pairs = [(queries, keys + 1) for queries, keys in pairs]
-    queries, keys = ([pair[k] for pair in pairs] for k in (0, 1))
-    q, _, _ = qkv(sum(queries), seed)
-    _, k, v = qkv(sum(keys), seed + 1)
-    expected = softmax_attention(q, k, v, owners(queries)[:, None] == owners(keys))
-    found = attend(q, k, v, segments_of(queries), segments_of(keys))
-    assert_same([found], [expected])
 
 
 @given(sizes, seeds)
@@ -127,35 +127,76 @@ def test_prefix_rows_see_the_prefix_and_the_others_everything(
     assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
 
 
-def texts_of(sizes: list[list[int]]) -> Tensor:
-    """[T]: of each segment rows of its prefix, 0, and of so many texts, 1, 2 …"""
-    return torch.cat([owners(rows) for rows in sizes]).int()
+def dense_mask(attention: PackedAttention, rows: int) -> Tensor:
+    """[T, T]: the rule, word for word."""
+    segment = owners(attention.segments.lengths.tolist())
+    place = torch.arange(len(segment))
+    text = torch.zeros_like(place) if attention.text is None else attention.text.cpu()
+    order = torch.zeros_like(place) if attention.order is None else attention.order.cpu()
+    seen = (segment[:, None] == segment) & ((text == 0) | (text == text[:, None])) & (order <= order[:, None])
+    return (seen & (place <= place[:, None]) if attention.causal else seen)[:rows, :rows]
 
 
-def texts_mask(sizes: list[list[int]], causal: bool) -> Tensor:
-    """[T, T]: the same segment, and the prefix or the same text."""
-    segment, text = owners([sum(rows) for rows in sizes]), texts_of(sizes)
-    same = text[:, None] == text
-    return (segment[:, None] == segment) & ((same.tril() if causal else same) | (text == 0))
+def sight_of(kind: str, lengths: list[int], seed: int, device: str = "cpu") -> PackedAttention:
+    """Texts and orders as batches have them, and such as no batch has."""
+    generator, segments = torch.Generator().manual_seed(seed), segments_of(lengths, device)
+    place = torch.cat([torch.arange(length) for length in lengths])
+    length = torch.repeat_interleave(torch.tensor(lengths), torch.tensor(lengths))
+    text = (4 * place // length.clamp(min=1)).int()  # a prefix and three texts
+    orders = {
+        "prefix": text > 0,
+        "written": torch.where(text == 0, 0, place),  # one by one behind a given text
+        "in step": torch.where(text == 0, 0, place % 5 + 1),
+        "any": torch.randint(9, (len(place),), generator=generator),
+        "any texts": torch.randint(3, (len(place),), generator=generator),
+        "causal texts": torch.where(text == 0, 0, place),
+    }
+    if kind == "any texts":
+        text = text.flip(0)
+    order = orders[kind].int().to(device) if kind in orders else None
+    return PackedAttention(segments, text.to(device) if "texts" in kind else None, order, causal=kind == "causal")
 
 
-@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), min_size=1), st.booleans(), seeds)
-def test_texts_behind_one_prefix_do_not_see_each_other(
-    softmax_attention: Softmax, sizes: list[list[int]], causal: bool, seed: int
+KINDS = ["full", "causal", "prefix", "written", "in step", "any", "texts", "causal texts", "any texts"]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.sampled_from(KINDS), seeds, st.booleans())
+def test_what_a_row_sees_is_data(
+    softmax_attention: Softmax, lengths: list[int], kind: str, seed: int, shared: bool
 ) -> None:
-    lengths = [sum(rows) for rows in sizes]
-    x = qkv(sum(lengths), seed)
-    expected = softmax_attention(*x, texts_mask(sizes, causal))
-    found = PrefixAttention(segments_of(lengths), texts_of(sizes), causal=causal)(0, *x)
-    assert_same(value_and_gradients(found, x), value_and_gradients(expected, x))
+    """Also where several heads of queries share a head of keys."""
+    attention = sight_of(kind, lengths, seed)
+    x = qkv(sum(lengths), seed, heads=(6, 2) if shared else (2, 2))
+    expected = softmax_attention(*x, dense_mask(attention, sum(lengths)))
+    assert_same(value_and_gradients(attention(0, *x), x), value_and_gradients(expected, x))
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=5), seeds, st.data())
-def test_cached_rows_see_what_they_would_have_seen(pairs: Sizes, seed: int, data: st.DataObject) -> None:
+def test_causal_is_an_order(softmax_attention: Softmax) -> None:
+    segments, x = segments_of([3, 4]), qkv(7, 0)
+    ordered = PackedAttention(segments, order=torch.arange(7).int())
+    assert_same([PackedAttention(segments, causal=True)(0, *x)], [ordered(0, *x)])
+
+
+def test_the_backend_is_chosen_in_one_place() -> None:
+    """By precision, device, heads and sight; on a CPU there is one."""
+    for kind in KINDS:
+        assert choose_backend(qkv(1, 0)[0], sight_of(kind, [3], 0)) is Backend.SDPA
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=5),
+    seeds,
+    st.sampled_from([(2, 2), (6, 2)]),
+    st.data(),
+)
+def test_cached_rows_see_what_they_would_have_seen(
+    pairs: Sizes, seed: int, heads: tuple[int, int], data: st.DataObject
+) -> None:
     """Two layers, each with its own cache, of which some sequences leave."""
     prefix = prefix_attention(pairs)
-    inside, segment = prefix.text == 0, owners([a + b for a, b in pairs])
-    layers = [qkv(len(inside), seed + layer) for layer in (0, 1)]
+    assert prefix.order is not None
+    inside, segment = prefix.order == 0, owners([a + b for a, b in pairs])
+    layers = [qkv(len(inside), seed + layer, heads=heads) for layer in (0, 1)]
     cache = PrefixCache.of([(k[inside], v[inside]) for _, k, v in layers], segments_of([a for a, _ in pairs]), room=5)
     chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(pairs))), min_size=1)))
     for kept, some in ((range(len(pairs)), cache), (chosen, cache.select(torch.tensor(chosen)))):
@@ -173,7 +214,7 @@ def test_rows_kept_one_by_one_are_causal_attention(
     """Two layers; every step adds a row to each sequence still there, and some leave."""
     lengths = [prefix + steps for prefix in prefixes]
     layers = [qkv(sum(lengths), seed + layer) for layer in (0, 1)]
-    expected = [FullAttention(segments_of(lengths), causal=True)(layer, *x) for layer, x in enumerate(layers)]
+    expected = [PackedAttention(segments_of(lengths), causal=True)(layer, *x) for layer, x in enumerate(layers)]
     start, behind = rows_to_come(prefixes, steps)
     cache = PrefixCache.of([(k[start], v[start]) for _, k, v in layers], segments_of(prefixes), room=steps)
     here = torch.arange(len(prefixes))
@@ -197,10 +238,10 @@ def test_current_rows_do_not_stay_unless_kept() -> None:
 
 def test_a_recorder_keeps_keys_and_values_of_every_layer() -> None:
     record: list[tuple[Tensor, Tensor]] = []
-    attention: Attention = FullAttention(segments_of([2, 3]), record)
+    attention: Attention = PackedAttention(segments_of([2, 3]), record=record)
     layers = [qkv(5, seed) for seed in (0, 1)]
     outputs = [attention(layer, *x) for layer, x in enumerate(layers)]
-    assert_same(outputs, [FullAttention(segments_of([2, 3]))(0, *x) for x in layers])
+    assert_same(outputs, [PackedAttention(segments_of([2, 3]))(0, *x) for x in layers])
     for (k, v), (_, expected_k, expected_v) in zip(record, layers, strict=True):
         assert torch.equal(k, expected_k)
         assert torch.equal(v, expected_v)
@@ -213,8 +254,8 @@ def test_a_spare_tail_changes_nothing_and_stays_finite(spare: int, causal: bool)
     tight, roomy = Packing(keep), Packing(keep, 7 + spare)
     x = qkv(7 + spare, 3)
     head = [part[:7].detach().requires_grad_() for part in x]
-    found = FullAttention(roomy.segments, causal=causal)(0, *x)
-    expected = FullAttention(tight.segments, causal=causal)(0, *head)
+    found = PackedAttention(roomy.segments, causal=causal)(0, *x)
+    expected = PackedAttention(tight.segments, causal=causal)(0, *head)
     assert bool(found.isfinite().all())
     assert_same([found[:7]], [expected])
     gradients = torch.autograd.grad(found[:7].square().sum(), x)
@@ -233,33 +274,32 @@ CASES: list[Sizes] = [
 ]
 
 
-def attention_of(kind: str, pairs: Sizes) -> tuple[Attention, int, int]:
+def attention_of(kind: str, pairs: Sizes) -> tuple[PackedAttention, int, int]:
     """The attention, how many rows are real, and how many there are."""
-    real = sum(map(sum, pairs))
-    if kind == "prefix":
-        return prefix_attention(pairs, "cuda"), real, real
-    if "texts" in kind:
-        sizes = [[a, b // 3, 0, b - b // 3] for a, b in pairs]
-        whole, text = segments_of([sum(rows) for rows in sizes], "cuda"), texts_of(sizes).cuda()
-        return PrefixAttention(whole, text, causal=kind.startswith("causal")), real, real
-    width = max(map(sum, pairs))
-    keep = torch.arange(width) < torch.tensor([a + b for a, b in pairs])[:, None]
-    capacity = real + 100 if kind.endswith("tail") else None
-    packing = Packing(keep.cuda(), capacity)
-    return FullAttention(packing.segments, causal=kind.startswith("causal")), real, packing.total
+    lengths, real = [a + b for a, b in pairs], sum(map(sum, pairs))
+    if "tail" not in kind:
+        return sight_of(kind, lengths, 0, DEVICE), real, real
+    keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    packing = Packing(keep.to(DEVICE), real + 100)
+    return PackedAttention(packing.segments, causal=kind.startswith("causal")), real, packing.total
 
 
-@cuda
-@pytest.mark.parametrize("dim", [32, 64])
-@pytest.mark.parametrize("kind", ["full", "tail", "prefix", "texts", "causal", "causal tail", "causal texts"])
+@kernels
+@pytest.mark.parametrize(("heads", "dim"), [((2, 2), 32), ((2, 2), 64), ((6, 2), 64), ((4, 1), 16)], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, "tail", "causal tail"])
 @pytest.mark.parametrize("pairs", CASES, ids=["one", "four", "two tiles", "long", "behind"])
-def test_the_kernel_is_sdpa_to_the_precision_of_bfloat16(pairs: Sizes, kind: str, dim: int) -> None:
-    """Same rounded inputs: bfloat16 takes the kernel, float32 takes SDPA."""
+def test_the_kernel_is_the_plain_formula(pairs: Sizes, kind: str, heads: tuple[int, int], dim: int) -> None:
+    """Same rounded inputs: the kernel takes bfloat16, or whatever comes if it is interpreted; float32 takes SDPA."""
+    from insertlm.nn.attention_kernels import short_attention
+
     attention, real, rows = attention_of(kind, pairs)
-    half = [x.detach().cuda().requires_grad_() for x in qkv(rows, 0, dim=dim, dtype=torch.bfloat16)]
+    half = [x.detach().to(DEVICE).requires_grad_() for x in qkv(rows, 0, dim=dim, dtype=KERNEL_DTYPE, heads=heads)]
     full = [x.detach().float().requires_grad_() for x in half]
-    found, expected = attention(0, *half), attention(0, *full)
-    weight = torch.randn(real, HEADS, dim, generator=torch.Generator().manual_seed(1)).cuda()
+    cu, longest = attention.segments.cu, attention.segments.longest
+    q, k, v = half
+    found = short_attention(q, k, v, cu, longest, attention.causal, attention.text, attention.order)
+    expected = attention(0, *full)
+    weight = torch.randn(real, heads[0], dim, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     found_gradients = torch.autograd.grad((found[:real] * weight).sum(), half)
     expected_gradients = torch.autograd.grad((expected[:real] * weight).sum(), full)
     assert bool(found.isfinite().all())
@@ -269,10 +309,32 @@ def test_the_kernel_is_sdpa_to_the_precision_of_bfloat16(pairs: Sizes, kind: str
 
 
 @cuda
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", [*KINDS, "tail", "causal tail"])
+@pytest.mark.parametrize("pairs", [CASES[2], [(0, 1300), (130, 300)]], ids=["short", "long"])
+def test_every_backend_that_is_chosen_is_the_plain_formula(
+    pairs: Sizes, kind: str, dim: int, heads: tuple[int, int]
+) -> None:
+    attention, real, rows = attention_of(kind, pairs)
+    half = [x.detach().cuda().requires_grad_() for x in qkv(rows, 0, dim=dim, dtype=torch.bfloat16, heads=heads)]
+    full = [x.detach().float().requires_grad_() for x in half]
+    plain, short = attention.plain, attention.segments.longest < 1100
+    expected_backend = Backend.SHORT if dim == 64 and (short or not plain) else Backend.FLASH if plain else Backend.SDPA
+    assert choose_backend(half[0], attention) is expected_backend
+    found, expected = attention(0, *half), attention(0, *full)
+    found_gradients = torch.autograd.grad(found[:real].float().square().sum(), half)
+    expected_gradients = torch.autograd.grad(expected[:real].square().sum(), full)
+    for a, b in zip([found, *found_gradients], [expected, *expected_gradients], strict=True):
+        torch.testing.assert_close(a[:real].float(), b[:real], rtol=3e-2, atol=3e-2)
+
+
+@cuda
 def test_the_cached_kernel_is_the_prefix_one() -> None:
     pairs = [(3, 4), (1, 1), (7, 2), (64, 65), (128, 1)]
     prefix = prefix_attention(pairs, "cuda")
-    inside, segment = prefix.text == 0, owners([a + b for a, b in pairs]).cuda()
+    assert prefix.order is not None
+    inside, segment = prefix.order == 0, owners([a + b for a, b in pairs]).cuda()
     q, k, v = (x.detach().cuda() for x in qkv(len(inside), 0, dim=64, dtype=torch.bfloat16))
     expected = prefix(0, q, k, v)
     cache = PrefixCache.of([(k[inside], v[inside])], segments_of([a for a, _ in pairs], "cuda"), room=65)
@@ -283,17 +345,19 @@ def test_the_cached_kernel_is_the_prefix_one() -> None:
         torch.testing.assert_close(found.float(), expected[current].float(), rtol=2e-2, atol=2e-2)
 
 
-@cuda
-@pytest.mark.parametrize("rows", [2, 16, 70])
-def test_few_queries_with_spare_rows_are_the_cached_kernel(rows: int) -> None:
-    prefixes, counts = [3, 1, 7, 64, 128, 150], [min(rows, count) for count in (1, 2, 70, 5, 16, 33)]
-    start = torch.tensor([p + c for p, c in zip(prefixes, counts, strict=True)], dtype=torch.int32).cuda()
-    k, v = (x.detach().cuda() for x in qkv(sum(prefixes), 0, dim=64, dtype=torch.bfloat16)[1:])
-    cache = PrefixCache.of([(k, v)], segments_of(prefixes, "cuda"), room=rows)
-    spare = [x.detach().cuda() for x in qkv(rows * len(counts), 1, dim=64, dtype=torch.bfloat16)]
-    real = (torch.arange(rows) < torch.tensor(counts)[:, None]).flatten().cuda()
+@kernels
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)], ids=str)
+@pytest.mark.parametrize("rows", [2, 16, 70, 300])
+def test_few_queries_with_spare_rows_are_cached_ones(rows: int, heads: tuple[int, int]) -> None:
+    """Also more of them than one program looks at."""
+    prefixes, counts = [3, 1, 7, 64, 128, 150], [min(rows, count) for count in (1, 2, 270, 5, 16, 33)]
+    start = torch.tensor([p + c for p, c in zip(prefixes, counts, strict=True)], dtype=torch.int32).to(DEVICE)
+    k, v = (x.detach().to(DEVICE) for x in qkv(sum(prefixes), 0, dim=64, dtype=KERNEL_DTYPE, heads=heads)[1:])
+    cache = PrefixCache.of([(k, v)], segments_of(prefixes, DEVICE), room=rows)
+    spare = [x.detach().to(DEVICE) for x in qkv(rows * len(counts), 1, dim=64, dtype=KERNEL_DTYPE, heads=heads)]
+    real = (torch.arange(rows) < torch.tensor(counts)[:, None]).flatten().to(DEVICE)
     found = FewAttention(cache, start, rows)(0, *spare)[real]
-    expected = CachedAttention(cache, segments_of(counts, "cuda"))(0, *(x[real] for x in spare))
+    expected = CachedAttention(cache, segments_of(counts, DEVICE))(0, *(x[real] for x in spare))
     torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
@@ -302,7 +366,7 @@ def test_kept_rows_are_the_causal_kernel() -> None:
     prefixes, steps = [3, 1, 7, 64, 128], 5
     lengths = [prefix + steps for prefix in prefixes]
     q, k, v = (x.detach().cuda() for x in qkv(sum(lengths), 0, dim=64, dtype=torch.bfloat16))
-    expected = FullAttention(segments_of(lengths, "cuda"), causal=True)(0, q, k, v)
+    expected = PackedAttention(segments_of(lengths, "cuda"), causal=True)(0, q, k, v)
     start, behind = (rows.cuda() for rows in rows_to_come(prefixes, steps))
     cache = PrefixCache.of([(k[start], v[start])], segments_of(prefixes, "cuda"), room=steps)
     for step in range(steps):

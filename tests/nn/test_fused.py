@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.nn.fused import ROWS, layer_norm, linear, rotate
+from insertlm.nn.fused import ROWS, layer_norm, linear, rms_norm, rotate
 
 rows = st.integers(1, 9)
 seeds = st.integers(0, 2**31)
@@ -58,6 +58,14 @@ def test_layer_norm_without_bias() -> None:
     assert_same(partial(layer_norm, bias=None), plain, inputs, upstream)
 
 
+@given(rows, seeds)
+@settings(max_examples=20)
+def test_rms_norm(count: int, seed: int) -> None:
+    *inputs, upstream = drawn(seed, (count, 6), (6,), (count, 6))
+    plain = partial(F.rms_norm, normalized_shape=(6,), eps=1e-3)
+    assert_same(partial(rms_norm, epsilon=1e-3), lambda x, weight: plain(x, weight=weight), inputs, upstream)
+
+
 @given(rows, seeds, st.booleans())
 @settings(max_examples=20)
 def test_linear(count: int, seed: int, relu: bool) -> None:
@@ -74,31 +82,38 @@ def test_linear_follows_autocast() -> None:
     assert linear(x, weight, bias).dtype == torch.float32
 
 
-def turned(qkv: Tensor, angle: Tensor) -> Tensor:
+def turned(qkv: Tensor, key_heads: int, angle: Tensor) -> Tensor:
     """Complex numbers say it best."""
-    half = angle.shape[-1]
-    pairs = torch.complex(qkv[:, :2, :, :half], qkv[:, :2, :, half : 2 * half])
-    pairs = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, None]
-    qk = torch.cat([pairs.real, pairs.imag, qkv[:, :2, :, 2 * half :]], -1)
-    return torch.cat([qk, qkv[:, 2:]], 1)
+    half, qk, v = angle.shape[-1], qkv[:, :-key_heads], qkv[:, -key_heads:]
+    pairs = torch.complex(qk[..., :half], qk[..., half : 2 * half])
+    pairs = pairs * torch.polar(torch.ones_like(angle), angle)[:, None]
+    return torch.cat([torch.cat([pairs.real, pairs.imag, qk[..., 2 * half :]], -1), v], 1)
 
 
-def assert_rotates(qkv: Tensor, angle: Tensor, upstream: Tensor) -> None:
+def assert_rotates(key_heads: int, qkv: Tensor, angle: Tensor, upstream: Tensor) -> None:
     positions = torch.arange(len(qkv), device=qkv.device) * 7 % len(angle)
-    found = partial(rotate, cos=angle.cos(), sin=angle.sin(), positions=positions)
-    assert_same(lambda x: torch.stack(found(x), 1), lambda x: turned(x, angle[positions]), [qkv], upstream)
+    found = partial(rotate, key_heads=key_heads, cos=angle.cos(), sin=angle.sin(), positions=positions)
+    expected = partial(turned, key_heads=key_heads, angle=angle[positions])
+    assert_same(lambda x: torch.cat(found(x), 1), expected, [qkv], upstream)
 
 
-@given(rows, seeds, st.sampled_from([4, 6]))
+@given(rows, seeds, st.sampled_from([4, 6]), st.sampled_from([1, 2, 4]))
 @settings(max_examples=20)
-def test_rotate(count: int, seed: int, width: int) -> None:
-    """Also with dimensions beyond those that turn."""
-    assert_rotates(*drawn(seed, (count, 3, 2, width), (20, 2), (count, 3, 2, width)))
+def test_rotate(count: int, seed: int, width: int, key_heads: int) -> None:
+    """Also with dimensions beyond those that turn, and with fewer heads of keys than of queries."""
+    shape = count, 4 + 2 * key_heads, width
+    assert_rotates(key_heads, *drawn(seed, shape, (20, 2), shape))
 
 
 # --- On a GPU the kernels say the same
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a CUDA device")
+
+
+def test_linear_without_bias() -> None:
+    *inputs, upstream = drawn(0, (4, 3), (5, 3), (4, 5))
+    for relu, expected in ((False, F.linear), (True, lambda x, weight: F.linear(x, weight).relu())):
+        assert_same(partial(linear, bias=None, relu=relu), expected, inputs, upstream)
 
 
 @cuda
@@ -121,9 +136,10 @@ def test_the_kernel_of_relu(width: int) -> None:
 
 @cuda
 @pytest.mark.parametrize("width", [4, 6])
-def test_the_kernel_of_the_rotation(width: int) -> None:
-    shapes = (9, 3, 2, width), (20, 2), (9, 3, 2, width)
-    assert_rotates(*(part.float().cuda() for part in drawn(0, *shapes)))
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_the_kernel_of_the_rotation(width: int, key_heads: int) -> None:
+    shape = 9, 4 + 2 * key_heads, width
+    assert_rotates(key_heads, *(part.float().cuda() for part in drawn(0, shape, (20, 2), shape)))
 
 
 @cuda

@@ -8,7 +8,7 @@ import torch
 from insertlm.families.ilm import IlmConfig
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.model import prepare
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.text.tokenizers import WordTokenizer
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")

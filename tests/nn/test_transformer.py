@@ -16,8 +16,9 @@ from torch import Tensor
 from insertlm.core.noise import keep_mask
 from insertlm.core.packing import Segments
 from insertlm.nn import transformer
-from insertlm.nn.attention import FullAttention
-from insertlm.nn.transformer import PRESETS, ModelConfig, Transformer
+from insertlm.nn.attention import PackedAttention
+from insertlm.nn.spec import PRESETS, ModelConfig
+from insertlm.nn.transformer import Transformer
 
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -37,54 +38,94 @@ def drawn(rows: int, seed: int, below: int) -> Tensor:
     return torch.randint(below, (rows,), generator=torch.Generator().manual_seed(seed))
 
 
-def full(sizes: list[int]) -> FullAttention:
-    return FullAttention(Segments(torch.tensor([0, *sizes]).cumsum(0).int(), max(sizes)))
+def full(sizes: list[int]) -> PackedAttention:
+    return PackedAttention(Segments(torch.tensor([0, *sizes]).cumsum(0).int(), max(sizes)))
 
 
 # --- The whole
 
 
-def turned(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary positions: pair (i, i + half) of the first 64 dimensions turns by position / 10000^(i / half)."""
-    half = min(64, x.shape[-1]) // 2
-    angle = positions[:, None, None] / 10_000 ** (torch.arange(half).double() / half)
+def turned(x: Tensor, positions: Tensor, config: ModelConfig) -> Tensor:
+    """Rotary positions: pair (i, i + half) of the first dimensions turns by position / base^(i / half)."""
+    half = min(config.rotary_dims, x.shape[-1]) // 2
+    angle = positions[:, None, None] / config.rotary_base ** (torch.arange(half).double() / half)
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([pairs.real, pairs.imag, x[..., 2 * half :]], -1)
 
 
-def textbook(model: Transformer, tokens: Tensor, positions: Tensor, heads: int, attention: Softmax) -> Tensor:
-    """Pre-norm, ReLU, no norm at the end, no biases in attention; one sequence, everyone sees everyone."""
-    weights = dict(model.named_parameters())
+def textbook(model: Transformer, tokens: Tensor, positions: Tensor, attention: Softmax) -> Tensor:
+    """Pre-norm; one sequence, everyone sees everyone."""
+    config, weights = model.config, dict(model.named_parameters())
     everyone = torch.ones(len(tokens), len(tokens), dtype=torch.bool)
+    queries, keys = config.heads * config.head_dim, config.key_heads * config.head_dim
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        weight, epsilon = weights[f"{name}.weight"], config.norm_epsilon
+        if config.norm == "rms":
+            return x / (x.square().mean(1, keepdim=True) + epsilon).sqrt() * weight
+        return F.layer_norm(x, x.shape[1:], weight, weights[f"{name}.bias"], epsilon)
+
+    def product(x: Tensor, name: str) -> Tensor:
+        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
     x = weights["embedding.weight"][tokens]
     for layer in range(len(model.blocks)):
-        w = {name.removeprefix(f"blocks.{layer}."): p for name, p in weights.items()}
-        normed = F.layer_norm(x, x.shape[1:], w["attention_norm.weight"], w["attention_norm.bias"], 1e-5)
-        q, k, v = (part.view(len(x), heads, -1) for part in (normed @ w["qkv.weight"].T).chunk(3, -1))
-        mixed = attention(turned(q, positions), turned(k, positions), v, everyone).flatten(1)
-        x = x + mixed @ w["out.weight"].T
-        normed = F.layer_norm(x, x.shape[1:], w["hidden_norm.weight"], w["hidden_norm.bias"], 1e-5)
-        x = x + (normed @ w["up.weight"].T + w["up.bias"]).relu() @ w["down.weight"].T + w["down.bias"]
-    return x
+        at = f"blocks.{layer}"
+        parts = torch.split(product(normed(x, f"{at}.attention_norm"), f"{at}.qkv"), [queries, keys, keys], 1)
+        q, k, v = (part.view(len(x), -1, config.head_dim) for part in parts)
+        mixed = attention(turned(q, positions, config), turned(k, positions, config), v, everyone).flatten(1)
+        x = x + product(mixed, f"{at}.out")
+        inner = product(normed(x, f"{at}.hidden_norm"), f"{at}.up")
+        if config.feed_forward == "swiglu":
+            inner = F.silu(inner[:, : config.hidden]) * inner[:, config.hidden :]
+        else:
+            inner = F.gelu(inner) if config.feed_forward == "gelu" else inner.relu()
+        x = x + product(inner, f"{at}.down")
+    return normed(x, "norm") if config.final_norm else x
 
 
 WIDE = ModelConfig(layers=2, width=2 * 72, heads=2, hidden=8)  # the last 8 dimensions of each head do not turn
+LLAMA = ModelConfig(
+    **{
+        **PRESETS["smollm2-135m"],
+        "layers": 2,
+        "width": 12,
+        "heads": 6,
+        "kv_heads": 2,
+        "hidden": 20,
+        "max_length": 2048,
+    },
+    head_size=8,  # the heads together are wider than the stream
+)
+MIXED = ModelConfig(
+    layers=2,
+    width=12,
+    heads=2,
+    kv_heads=1,
+    hidden=5,
+    feed_forward="gelu",
+    rotary_dims=4,
+    attention_bias=True,
+    feed_forward_bias=False,
+    final_norm=True,
+    norm_epsilon=0.1,
+)
 
 
-@given(lengths, seeds, st.sampled_from([TINY, WIDE]))
-@settings(max_examples=30)
+@given(lengths, seeds, st.sampled_from([TINY, WIDE, LLAMA, MIXED]))
+@settings(max_examples=40)
 def test_the_textbook_says_the_same(
     softmax_attention: Softmax, sizes: list[int], seed: int, config: ModelConfig
 ) -> None:
     model = build(config, seed)
     tokens, positions = drawn(sum(sizes), seed, VOCABULARY), drawn(sum(sizes), seed + 1, 20)
     rows = zip(torch.split(tokens, sizes), torch.split(positions, sizes), strict=True)
-    expected = torch.cat([textbook(model, t, p, config.heads, softmax_attention) for t, p in rows])
+    expected = torch.cat([textbook(model, t, p, softmax_attention) for t, p in rows])
     # The model's cosines are float32.
     torch.testing.assert_close(model(tokens, positions, full(sizes)), expected, rtol=1e-5, atol=1e-5)
 
 
-@given(lengths, seeds, st.integers(1, 400), st.sampled_from([TINY, WIDE]))
+@given(lengths, seeds, st.integers(1, 400), st.sampled_from([TINY, WIDE, LLAMA]))
 @settings(max_examples=30)
 def test_only_distances_matter(sizes: list[int], seed: int, shift: int, config: ModelConfig) -> None:
     """Every segment may be shifted as a whole, each by another amount."""
@@ -178,6 +219,26 @@ def test_dropout_keeps_the_mean_of_what_a_block_adds() -> None:
     torch.testing.assert_close(added, torch.where(added != 0, whole / 0.75, 0.0), rtol=1e-9, atol=1e-9)
 
 
+# --- Gradients
+
+
+@pytest.mark.parametrize("config", [msgspec.structs.replace(TINY, dropout=0.3), LLAMA], ids=["tiny", "llama"])
+def test_blocks_computed_again_have_the_same_gradients(config: ModelConfig) -> None:
+    model = build(config)
+    keys = torch.arange(5).int()
+
+    def gradients() -> tuple[Tensor, ...]:
+        hidden = model(torch.arange(5), torch.arange(5), full([2, 3]), keys=keys, wanted=torch.tensor([0, 3]))
+        return torch.autograd.grad(hidden.square().sum(), list(model.parameters()))
+
+    plain, calls = gradients(), []
+    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    model.recompute = True
+    for a, b in zip(gradients(), plain, strict=True):
+        assert torch.equal(a, b)
+    assert len(calls) == 2
+
+
 # --- Configuration
 
 
@@ -190,6 +251,34 @@ def parameters(preset: str) -> int:
 def test_presets_have_the_published_sizes() -> None:
     assert parameters("paper") == 85_017_600
     assert parameters("mini") == pytest.approx(2.4e6, rel=0.02)
+    assert parameters("smollm2-135m") + 49_152 * 576 + 576 == 134_515_008
+
+
+@pytest.mark.parametrize("preset", ["paper", "mini", "zebra", "zebra-19m"])
+def test_older_presets_have_the_weights_they_had(preset: str) -> None:
+    config = ModelConfig(**PRESETS[preset])
+    with torch.device("meta"):
+        weights = Transformer(config, 64).state_dict()
+    width, hidden = config.width, config.hidden
+    norms = {f"{norm}.{part}": (width,) for norm in ("attention_norm", "hidden_norm") for part in ("weight", "bias")}
+    matrices = {"qkv.weight": (3 * width, width), "out.weight": (width, width)}
+    feed_forward = {"up": (hidden, width), "down": (width, hidden)}
+    matrices |= {f"{name}.weight": shape for name, shape in feed_forward.items()}
+    biases = {f"{name}.bias": shape[:1] for name, shape in feed_forward.items()}
+    blocks = {
+        f"blocks.{layer}.{name}": shape
+        for layer in range(config.layers)
+        for name, shape in {**norms, **matrices, **biases}.items()
+    }
+    assert {name: tuple(value.shape) for name, value in weights.items()} == {"embedding.weight": (64, width), **blocks}
+
+
+def test_a_tied_model_has_one_matrix_of_words() -> None:
+    model = build(msgspec.structs.replace(TINY, tied=True))
+    assert model.unembedding().weight is model.embedding.weight
+    assert build().unembedding().weight is not build().embedding.weight
+    logits = model.unembedding()(model(torch.arange(5), torch.arange(5), full([5])))
+    assert float(logits.detach().std()) < 3  # not the square root of the width times that
 
 
 @pytest.mark.parametrize(
@@ -197,11 +286,17 @@ def test_presets_have_the_published_sizes() -> None:
     [
         ({"width": 10}, "width 10 does not split into 4 heads of an even size"),
         ({"width": 12}, "width 12 does not split into 4 heads of an even size"),
+        ({"kv_heads": 3}, "4 heads cannot share 3 kv_heads; expected a divisor of heads"),
+        ({"kv_heads": 8}, "4 heads cannot share 8 kv_heads; expected a divisor of heads"),
+        ({"head_size": 3}, "head_size is 3; expected an even number"),
+        ({"rotary_dims": 7}, "rotary_dims is 7; expected an even number"),
+        ({"norm": "batch"}, r"Invalid enum value 'batch' - at `\$\.norm`"),
+        ({"norm_epsilon": 0.0}, r"> 0\.0 - at `\$\.norm_epsilon`"),
         ({"dropout": 1.0}, r"< 1\.0 - at `\$\.dropout`"),
         ({"dropout": -0.1}, r">= 0\.0 - at `\$\.dropout`"),
     ],
 )
-def test_impossible_models_are_refused(keys: dict[str, float], line: str) -> None:
+def test_impossible_models_are_refused(keys: dict[str, Any], line: str) -> None:
     good = {"layers": 1, "width": 16, "heads": 4, "hidden": 8}
     assert msgspec.convert(good, ModelConfig).width == 16
     with pytest.raises(msgspec.ValidationError, match=line):

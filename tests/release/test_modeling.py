@@ -21,8 +21,9 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.packing import Packing
 from insertlm.families.ilm import ILM
 from insertlm.model import Model, load
-from insertlm.nn.attention import FullAttention
+from insertlm.nn.attention import PackedAttention
 from insertlm.nn.fused import rotate
+from insertlm.nn.spec import ModelConfig
 from insertlm.nn.transformer import rotations
 from insertlm.release import modeling_insertlm as remote
 from insertlm.release.folder import export
@@ -77,7 +78,7 @@ def test_logits_are_those_of_the_package(both: Both) -> None:
     assert isinstance(family, ILM)
     for row in rows_of(both):
         ids = torch.tensor(row)
-        attention = FullAttention(Packing(torch.ones(1, len(row), dtype=torch.bool)).segments)
+        attention = PackedAttention(Packing(torch.ones(1, len(row), dtype=torch.bool)).segments)
         hidden = family.backbone(ids, torch.arange(len(row)), attention)
         found = both.remote(ids[None])
         torch.testing.assert_close(found.logits[0], family.unembedding(hidden), atol=1e-5, rtol=0)
@@ -201,9 +202,10 @@ def test_noise_is_that_of_the_package(stream: int, seed: int, number: int) -> No
 @pytest.mark.parametrize("head_dim", [8, 64, 96])
 def test_positions_turn_what_they_turn_in_the_package(head_dim: int) -> None:
     """Of large heads only a part."""
-    qkv = torch.randn(5, 3, 2, head_dim, generator=torch.Generator().manual_seed(0))
-    expected, *_ = rotate(qkv, *rotations(5, head_dim), torch.arange(5))
-    found = remote._rotate(qkv[None, :, 0].transpose(1, 2), *remote._turns(5, head_dim, qkv))
+    qkv = torch.randn(5, 6, head_dim, generator=torch.Generator().manual_seed(0))
+    config = ModelConfig(layers=1, width=2 * head_dim, heads=2, hidden=1, max_length=5)
+    expected, *_ = rotate(qkv, 2, *rotations(config), torch.arange(5))
+    found = remote._rotate(qkv[None, :, :2].transpose(1, 2), *remote._turns(5, head_dim, qkv))
     torch.testing.assert_close(found[0].transpose(0, 1), expected)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from insertlm.data.order import Order
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig, Recipe, parse_recipe
 from insertlm.training.step import TrainStep
 

@@ -20,7 +20,7 @@ from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
 from insertlm.families.registry import AnyFamily
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
 from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.star import Star

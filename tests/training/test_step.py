@@ -16,7 +16,7 @@ from insertlm.core.packing import most_spare
 from insertlm.data.order import Order
 from insertlm.families.base import Noise
 from insertlm.families.ilm import IlmConfig
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
 from insertlm.tasks.star import Star
 from insertlm.training.ledger import Ledger

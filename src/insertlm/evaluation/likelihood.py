@@ -52,7 +52,7 @@ from insertlm.families.arm import ARM
 from insertlm.families.base import Family
 from insertlm.families.ilm import ILM
 from insertlm.families.mdm import MDM, lay_out
-from insertlm.nn.attention import FullAttention
+from insertlm.nn.attention import PackedAttention
 from insertlm.nn.losses import slot_logsumexp
 
 __all__ = ["Effort", "Estimate", "log_likelihood"]
@@ -102,7 +102,7 @@ def _of_arm(family: ARM, given: list[int], target: list[int], effort: Effort) ->
     packing = Packing(torch.ones_like(row, dtype=torch.bool)[None])
     places = torch.arange(len(row), device=family.device)
     with family.backbone.autocast():
-        attention = FullAttention(packing.segments, causal=True)
+        attention = PackedAttention(packing.segments, causal=True)
         hidden = family.backbone(row, places, attention, wanted=places[len(given) :])
     expected = torch.tensor([*target, family.specials.eos], device=family.device)
     score = (hidden * family.unembedding.weight[expected]).sum(-1)
@@ -196,7 +196,7 @@ class _Insertions:
         tokens = packing.pack(self.tokens.expand_as(keep))
         positions = packing.pack(packing.where - packing.starts[:, None])
         with family.backbone.autocast():
-            hidden = family.backbone(tokens, positions, FullAttention(packing.segments))
+            hidden = family.backbone(tokens, positions, PackedAttention(packing.segments))
         stop = family.stop(hidden.index_select(0, packing.starts)).log_softmax(-1)
         is_slot = keep[:, self.given - 1 :]  # the last token that is given, and those of the target
         slots = packing.where[:, self.given - 1 :]

@@ -7,7 +7,7 @@ Design choices, the published ones unless said:
   never fed itself.
 - The loss is the cross-entropy of target tokens and <eos>, not of the prefix: the mean over all those of the batch, so
   that a long text counts for more than a short one.
-- The backbone is the one of all families; the unembedding is untied. There is no stop head: <eos> says complete.
+- The backbone is the one of all families, and so is the unembedding. There is no stop head: <eos> says complete.
 - Decoding computes the prefix, <bos> and the given text once, then one row a step (the published code computes all rows
   in every step). Words and <eos> are the only tokens in play. To draw <eos> is to end the text: `decode.stop_threshold`
   is refused, and what is about places too, for there is only one, the end.
@@ -24,7 +24,7 @@ from typing import Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import hash32
@@ -37,7 +37,7 @@ from insertlm.inference.writer import BatchWriter, Step, Writer
 from insertlm.nn.attention import Attention, CachedAttention, PrefixCache, attention_over
 from insertlm.nn.fused import whole_blocks
 from insertlm.nn.losses import slot_scores
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import Tokenizer
 
@@ -117,7 +117,7 @@ class ARM(Family):
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)
-        self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
+        self.unembedding = self.backbone.unembedding()
 
     # --- Learning
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,8 @@ from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.inference.writer import Writer
 from insertlm.nn.graphs import CachedBackbone
-from insertlm.nn.transformer import Block, ModelConfig, Transformer
+from insertlm.nn.spec import ModelConfig
+from insertlm.nn.transformer import Block, Transformer
 from insertlm.tasks.base import Examples, Task
 from insertlm.text.tokenizers import Tokenizer
 
@@ -140,6 +141,9 @@ class Family(nn.Module, ABC):
         self.backbone = Transformer(model, tokenizer.size, self.layer)
         self._cached: CachedBackbone | None = None
         self.register_buffer("writable", torch.tensor(tokenizer.writable), persistent=False)
+        if model.tied:
+            self.register_state_dict_post_hook(_drop_tied)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_pre_hook(_share_tied)  # type: ignore[no-untyped-call]
 
     @abstractmethod
     def rows(self, examples: Examples) -> Rows:
@@ -202,3 +206,20 @@ class Family(nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+
+# A tied model has one tensor under two names: files hold it once, under the first.
+_EMBEDDING, _UNEMBEDDING = "backbone.embedding.weight", "unembedding.weight"
+
+
+def _drop_tied(_: nn.Module, state: dict[str, Tensor], prefix: str, __: Any) -> None:
+    del state[prefix + _UNEMBEDDING]
+
+
+def _share_tied(_: nn.Module, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+    """Complete a state dict that holds it once; one that holds it twice must hold the same."""
+    embedding = state.get(prefix + _EMBEDDING)
+    if embedding is None:
+        return  # load_state_dict names it
+    if not torch.equal(state.setdefault(prefix + _UNEMBEDDING, embedding), embedding):
+        rest[-1].append("model.tied: the weights have an unembedding that is not their embedding")

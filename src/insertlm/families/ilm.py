@@ -43,7 +43,7 @@ from insertlm.inference.score import Score, restoring_gaps, with_each_left_out
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import Step, Writer
 from insertlm.nn.losses import slot_scores
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.tasks.base import Examples, Task
 from insertlm.text.tokenizers import Tokenizer
 
@@ -116,7 +116,7 @@ class ILM(Family):
     def __init__(self, config: IlmConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)
         self.config, self.corruption = config, config.corruption
-        self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
+        self.unembedding = self.backbone.unembedding()
         self.stop = StopHead(model.width)
 
     # --- Learning

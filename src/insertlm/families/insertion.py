@@ -18,7 +18,7 @@ from insertlm.inference.writer import BatchWriter, Step
 from insertlm.nn.attention import (
     Attention,
     CachedAttention,
-    FullAttention,
+    PackedAttention,
     PrefixCache,
     attention_over,
 )
@@ -134,7 +134,7 @@ class InsertionWriter(BatchWriter):
             return None
         packing = Packing(canvas.columns < canvas.prefix[:, None], counts=canvas.counts.prefix)
         record: list[tuple[Tensor, Tensor]] = []
-        self._run(packing, FullAttention(packing.segments, record))
+        self._run(packing, PackedAttention(packing.segments, record=record))
         room = int(canvas.tokens.shape[1] - canvas.counts.prefix.min())
         return PrefixCache.of(record, packing.segments, room)
 

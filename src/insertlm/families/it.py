@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing
@@ -45,7 +45,7 @@ from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import Step, Writer
 from insertlm.nn.attention import attention_over
 from insertlm.nn.losses import slot_scores
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import Tokenizer
 
@@ -73,7 +73,7 @@ class IT(Family):
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)
-        self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
+        self.unembedding = self.backbone.unembedding()
 
     # --- Learning
 

@@ -14,7 +14,8 @@ Design choices, the published ones unless said:
 - A cell holds a word or <pad>: other special tokens, <mask> too, have no probability, and a cell that is not masked
   stays as it is (MDLM's SUBS). The published code learns over the whole vocabulary.
 - Every block of the network knows the total noise −log(1 − (1 − ε)t), see nn/adaln.py, where a defect of the
-  published network is mended. Prefix rows depend on it too, so there is no `prefix_lm`. The unembedding starts at zero.
+  published network is mended. Prefix rows depend on it too, so there is no `prefix_lm`. The unembedding starts at
+  zero, unless it is the embedding too.
 - Decoding sees pads just as training does; the published decoder hides as many as the true text has.
 
 Decoding starts from a block of masks. `decode.order` says which come off next:
@@ -57,9 +58,9 @@ from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.writer import BatchWriter, Step, Writer
 from insertlm.nn.adaln import AdaptiveBlock, AdaptiveNorm, TimeFeatures
-from insertlm.nn.attention import FullAttention
+from insertlm.nn.attention import PackedAttention
 from insertlm.nn.losses import slot_scores
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import Tokenizer
 
@@ -167,8 +168,9 @@ class MDM(Family):
         self.config = config
         self.time = TimeFeatures(model)
         self.norm = AdaptiveNorm(model)
-        self.unembedding = nn.Linear(model.width, tokenizer.size, bias=False)
-        nn.init.zeros_(self.unembedding.weight)
+        self.unembedding = self.backbone.unembedding()
+        if not model.tied:
+            nn.init.zeros_(self.unembedding.weight)
         words = torch.tensor([*tokenizer.writable, self.specials.pad])  # what a cell can hold
         place_of = torch.zeros(tokenizer.size, dtype=torch.int64).scatter(0, words, torch.arange(len(words)))
         self.register_buffer("words", words, persistent=False)
@@ -177,7 +179,7 @@ class MDM(Family):
     def hidden(self, x: Laid, time: Tensor, wanted: Tensor, keys: Tensor | None = None) -> Tensor:
         """What the unembedding reads, of some rows: [len(wanted), width]. time: [B]   keys: [T] for dropout"""
         condition = self.time(total_noise(time)), x.owner
-        attention = FullAttention(x.packing.segments)
+        attention = PackedAttention(x.packing.segments)
         positions = x.packing.pack(x.place)
         hidden = self.backbone(x.tokens, positions, attention, keys=keys, wanted=wanted, condition=condition)
         with torch.autocast(hidden.device.type, enabled=False):

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from insertlm.nn.transformer import Block, Condition, ModelConfig
+from insertlm.nn.spec import ModelConfig
+from insertlm.nn.transformer import Block, Condition, make_norm
 
 __all__ = ["AdaptiveBlock", "AdaptiveNorm", "TimeFeatures", "spread"]
 
@@ -57,8 +58,8 @@ class AdaptiveBlock(Block):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
-        self.attention_norm = nn.LayerNorm(config.width, bias=False)
-        self.hidden_norm = nn.LayerNorm(config.width, bias=False)
+        self.attention_norm = make_norm(config, bias=False)
+        self.hidden_norm = make_norm(config, bias=False)
         self.modulation = _zero_linear(_features(config.width), 6 * config.width)
 
     @classmethod
@@ -97,7 +98,7 @@ class AdaptiveNorm(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.width, bias=False)
+        self.norm = make_norm(config, bias=False)
         self.modulation = _zero_linear(_features(config.width), 2 * config.width)
 
     def forward(self, x: Tensor, condition: Condition) -> Tensor:

@@ -1,16 +1,14 @@
-"""One façade for attention over packed rows: kernels on CUDA, SDPA everywhere else.
+"""One façade for attention over packed rows. What each row may see is data, and several backends compute it.
 
-On CUDA, rows in half precision take a kernel of our own where segments are short (attention_kernels.py), else torch's
-varlen flash kernel; whatever else arrives goes through `scaled_dot_product_attention` on a padded copy. Tests pin each
-to the other. None drops attention probabilities: the flash kernel cannot, and a model should not train differently on a
-CPU.
-
-A transformer block only calls `attention(layer, q, k, v)`; which rows see which is the business of the objects here.
+A transformer block only calls `attention(layer, q, k, v)`. While a batch is computed as a whole, `PackedAttention` says
+which row sees which; while texts are written, the classes with a cache let the current rows see those computed before.
+No backend drops attention probabilities: the flash kernel cannot, and a model should not train differently on a CPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
 
@@ -22,13 +20,14 @@ from insertlm.core.packing import Packing, Segments
 
 __all__ = [
     "Attention",
+    "Backend",
     "CachedAttention",
     "FewAttention",
-    "FullAttention",
-    "PrefixAttention",
+    "PackedAttention",
     "PrefixCache",
     "attend",
     "attention_over",
+    "choose_backend",
 ]
 
 _SHORT = 1100  # most rows of segments for which our own kernel is the faster one, measured on stories of 205 tokens
@@ -37,98 +36,126 @@ _HEAD_DIMS = (16, 32, 64)  # that it can
 
 class Attention(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, k, v: [T, heads, head_dim] of the current rows. Returns [T, heads, head_dim]."""
+        """q: [T, heads, head_dim] of the current rows   k, v: [T, key_heads, head_dim]; each of these heads serves as
+        many consecutive heads of queries. Returns [T, heads, head_dim]."""
         ...
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, queries: Segments, keys: Segments, causal: bool = False) -> Tensor:
-    """Every query row of segment s attends to every key row of segment s; if causal, for which queries and keys must be
-    the same rows, to none behind itself. q: [Tq, H, D], k and v: [Tk, H, D]."""
-    if _has_kernel(q):
-        if queries is keys and queries.longest <= _SHORT and q.shape[-1] in _HEAD_DIMS:
-            from insertlm.nn.attention_kernels import short_attention
+class Backend(StrEnum):
+    """Ways to compute the same numbers; tests hold each to the plain formula."""
 
-            return short_attention(q, k, v, queries.cu, queries.longest, causal)
-        from torch.nn.attention.varlen import varlen_attn
-
-        window = (-1, 0 if causal else -1)  # how many keys to the left and to the right; -1 = all
-        out = varlen_attn(q, k, v, queries.cu, keys.cu, queries.longest, keys.longest, window_size=window)
-        assert isinstance(out, Tensor)
-        return out
-    if causal:  # padding lies behind all rows, so none of them sees it
-        return _attend_dense(q, _pad(k, keys), _pad(v, keys), queries, None)
-    visible = keys.valid.clone()
-    visible[:, 0] = True  # an empty segment must not give NaN, not even in cells that nobody reads
-    return _attend_dense(q, _pad(k, keys), _pad(v, keys), queries, visible[:, None, None, :])
+    SDPA = "sdpa"  # torch's own attention on a padded copy: any device, precision and sight
+    SHORT = "short"  # our kernel for short segments (attention_kernels.py): CUDA and bf16, any sight
+    FLASH = "flash"  # torch's kernel for packed rows: CUDA and bf16, full or causal
 
 
-def _has_kernel(q: Tensor) -> bool:
+@dataclass(frozen=True, eq=False)
+class PackedAttention:
+    """Row i sees row j if both belong to one segment and whatever is given here allows it:
+
+    text: [T] int32. j belongs to i's text, or to text 0, which all texts of a segment share
+    order: [T] int32. j comes no later than i
+    causal: j comes no later than i in memory, as an order of 0, 1, 2 … would say; kernels then skip what is behind
+
+    So a prefix in full view of the rows behind it, which it does not see, is an order of 0 there and 1 elsewhere.
+    Several texts behind one prefix are texts 1, 2, … behind text 0. Tokens that are written one after the other into a
+    given text are rows of order 1, 2, … behind rows of order 0.
+
+    record: if given, receives each layer's (k, v) for `PrefixCache`
+    """
+
+    segments: Segments
+    text: Tensor | None = None
+    order: Tensor | None = None
+    causal: bool = False
+    record: list[tuple[Tensor, Tensor]] | None = None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.record is not None:
+            self.record.append((k, v))
+        return attend(q, k, v, self)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all rows of a segment see each other, up to `causal`."""
+        return self.text is None and self.order is None
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """[S, 1, 1 or queries, keys], for padded rows; None for causal: padding lies behind all rows, and none of them
+        sees it."""
+        valid = self.segments.valid
+        if self.plain:
+            if self.causal:
+                return None
+            visible = valid.clone()
+            visible[:, 0] = True  # an empty segment must not give NaN, not even in cells that nobody reads
+            return visible[:, None, None, :]
+        seen = valid[:, None]
+        if self.text is not None:
+            text = _pad(self.text, self.segments)
+            seen = seen & ((text[:, None] == 0) | (text[:, None] == text[:, :, None]))
+        if self.order is not None:
+            order = _pad(self.order, self.segments)
+            seen = seen & (order[:, None] <= order[:, :, None])
+        if self.causal:
+            seen = seen & torch.ones_like(seen[0]).tril()
+        itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)  # padding must not give NaN
+        return (seen | itself)[:, None]
+
+
+def choose_backend(q: Tensor, attention: PackedAttention) -> Backend:
+    """The fastest one that can."""
+    if not _on_gpu(q):
+        return Backend.SDPA
+    ours = q.shape[-1] in _HEAD_DIMS
+    if not attention.plain:
+        return Backend.SHORT if ours else Backend.SDPA
+    return Backend.SHORT if ours and attention.segments.longest <= _SHORT else Backend.FLASH
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, attention: PackedAttention) -> Tensor:
+    """q: [T, H, D], k and v: [T, key heads, D]. Returns [T, H, D]."""
+    backend, segments = choose_backend(q, attention), attention.segments
+    if backend is Backend.SDPA:
+        return _attend_dense(q, _pad(k, segments), _pad(v, segments), segments, attention.mask)
+    if backend is Backend.SHORT:
+        from insertlm.nn.attention_kernels import short_attention
+
+        sight = attention.causal, attention.text, attention.order
+        return short_attention(q, k, v, segments.cu, segments.longest, *sight)
+    from torch.nn.attention.varlen import varlen_attn
+
+    window = (-1, 0 if attention.causal else -1)  # how many keys to the left and to the right; -1 = all
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))  # torch 2.11's wants as many heads
+    cu, longest = segments.cu, segments.longest
+    out = varlen_attn(q, k, v, cu, cu, longest, longest, window_size=window)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _on_gpu(q: Tensor) -> bool:
+    """Whether kernels take it."""
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, queries: Segments, mask: Tensor | None) -> Tensor:
-    """k, v: [S, Lk, H, D]; mask: broadcastable to [S, H, Lq, Lk], None for causal. Packed queries in, packed rows
-    out."""
+    """k, v: [S, Lk, key heads, D]; mask: broadcastable to [S, H, Lq, Lk], None for causal. Packed queries in, packed
+    rows out."""
     count = len(q)
     q, k, v = (x.transpose(1, 2) for x in (_pad(q, queries), k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    shared = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
     rows = out.transpose(1, 2).flatten(0, 1)
     return rows if len(rows) == count else rows.index_select(0, queries.cells)
 
 
 def _pad(x: Tensor, segments: Segments) -> Tensor:
-    """[T, H, D] to [S, longest, H, D], zeros where no row is."""
+    """[T, …] to [S, longest, …], zeros where no row is."""
     count, longest = len(segments.cu) - 1, segments.longest
     if len(x) < count * longest:  # else all segments are equally long, and this is a view
         x = x.new_zeros(count * longest, *x.shape[1:]).index_copy(0, segments.cells, x)
     return x.reshape(count, longest, *x.shape[1:])
-
-
-@dataclass(frozen=True, eq=False)
-class FullAttention:
-    """Every row sees its whole segment; if causal, only what is not behind itself. `record`, if given, receives each
-    layer's (k, v) for `CachedAttention`."""
-
-    segments: Segments
-    record: list[tuple[Tensor, Tensor]] | None = None
-    causal: bool = False
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.record is not None:
-            self.record.append((k, v))
-        return attend(q, k, v, self.segments, self.segments, self.causal)
-
-
-@dataclass(frozen=True, eq=False)
-class PrefixAttention:
-    """A segment is a prefix and texts behind it. Rows of the prefix see the prefix alone; those of a text see the
-    prefix and their text, or, if causal, of the text what is not behind themselves. `record` as above.
-
-    text: [T] int32, never falling within a segment: 0 for rows of the prefix, then 1, 2 …
-    """
-
-    segments: Segments
-    text: Tensor
-    record: list[tuple[Tensor, Tensor]] | None = None
-    causal: bool = False
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.record is not None:
-            self.record.append((k, v))
-        if _has_kernel(q) and q.shape[-1] in _HEAD_DIMS:
-            from insertlm.nn.attention_kernels import short_attention
-
-            return short_attention(q, k, v, self.segments.cu, self.segments.longest, self.causal, self.text)
-        return _attend_dense(q, _pad(k, self.segments), _pad(v, self.segments), self.segments, self._mask)
-
-    @cached_property
-    def _mask(self) -> Tensor:
-        """[S, 1, queries, keys]"""
-        text = _pad(self.text, self.segments)
-        same = text[:, :, None] == text[:, None]
-        seen = (text[:, None] == 0) | (same.tril() if self.causal else same)
-        itself = torch.eye(text.shape[1], dtype=torch.bool, device=text.device)  # padding must not give NaN
-        return (seen & self.segments.valid[:, None] | itself)[:, None]
 
 
 def attention_over(
@@ -138,19 +165,21 @@ def attention_over(
     *,
     record: list[tuple[Tensor, Tensor]] | None = None,
     causal: bool = False,
-) -> FullAttention | PrefixAttention:
-    """Which rows see which, when sequences and their prefixes are computed together. prefix: [B] lengths"""
+) -> PackedAttention:
+    """What rows see when sequences and their prefixes are computed together. prefix: [B] lengths
+    prefix_lm: rows of the prefix see all of the prefix, and nothing behind it"""
     if not prefix_lm:
-        return FullAttention(packing.segments, record, causal)
+        return PackedAttention(packing.segments, causal=causal, record=record)
     column = torch.arange(packing.keep.shape[1], device=prefix.device)
-    return PrefixAttention(packing.segments, packing.pack((column >= prefix[:, None]).int()), record, causal)
+    order = torch.where(column < prefix[:, None], 0, column + 1 if causal else 1)
+    return PackedAttention(packing.segments, order=packing.pack(order).int(), record=record)
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixCache:
     """Keys and values of rows computed earlier, at least one in every sequence.
 
-    layers: per layer (k, v), each [S, C, H, D]: a sequence's cached rows, then room for current ones
+    layers: per layer (k, v), each [S, C, key heads, D]: a sequence's cached rows, then room for current ones
     length: [S] int32, cached rows   longest: no sequence has more
     """
 
@@ -160,7 +189,7 @@ class PrefixCache:
 
     @classmethod
     def of(cls, record: list[tuple[Tensor, Tensor]], segments: Segments, room: int) -> PrefixCache:
-        """record: what `FullAttention` recorded of the prefix rows; room: the most other rows a sequence will have"""
+        """record: what `PackedAttention` recorded of the prefix rows; room: the most other rows a sequence will have"""
         layers = [tuple(F.pad(_pad(x, segments), (0, 0, 0, 0, 0, room)) for x in kv) for kv in record]
         return cls([(k, v) for k, v in layers], segments.lengths, segments.longest)
 
@@ -180,7 +209,7 @@ class PrefixCache:
 
 
 def _stack(mine: Tensor, theirs: Tensor, cells: int) -> Tensor:
-    """[S, C, H, D] and [S', C', H, D] to [S + S', cells, H, D]"""
+    """[S, C, key heads, D] and [S', C', …] to [S + S', cells, H, D]"""
     return torch.cat([F.pad(part, (0, 0, 0, 0, 0, cells - part.shape[1])) for part in (mine, theirs)])
 
 
@@ -217,7 +246,7 @@ class CachedAttention:
         keys, values = self.cache.layers[layer]
         for cells, rows in ((keys, k), (values, v)):
             cells.view(-1, *rows.shape[1:]).index_copy_(0, self._places, rows)
-        if _has_kernel(q):
+        if _on_gpu(q):
             # What varlen_attn calls; torch 2.11's does not hand on how many keys of each sequence are in use.
             used = self.kept.length
             starts = keys.shape[1] * torch.arange(len(used) + 1, dtype=torch.int32, device=q.device)

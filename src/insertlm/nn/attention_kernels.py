@@ -47,24 +47,14 @@ def _scale(dim: int) -> float:
 # --- Short segments
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _meet(text, first_query, queries: tl.constexpr, first_key, keys: tl.constexpr, length):  # type: ignore[no-untyped-def]
-    """Whether any of some queries may see any of some keys: the keys begin in the prefix, or they have a text in
-    common."""
-    last_query = tl.load(text + tl.minimum(first_query + queries, length) - 1)
-    last_key = tl.load(text + tl.minimum(first_key + keys, length) - 1)
-    key = tl.load(text + first_key)
-    return (key == 0) | ((key <= last_query) & (tl.load(text + first_query) <= last_key))
+@triton.jit
+def _least(values, inside):  # type: ignore[no-untyped-def]
+    return tl.min(tl.where(inside, values, 2147483647), 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _in_sight(text, query, key, length, causal: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which queries see which keys of their segment, as far as texts and their order go."""
-    theirs = tl.load(text + key, mask=key < length, other=0)
-    same = theirs == tl.load(text + query, mask=query < length, other=0)
-    if causal:
-        same = same & (key <= query)
-    return same | (theirs == 0)
+@triton.jit
+def _most(values, inside):  # type: ignore[no-untyped-def]
+    return tl.max(tl.where(inside, values, -1), 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -74,17 +64,21 @@ def _short_kernel(  # type: ignore[no-untyped-def]
     v,
     cu,
     text,
+    order,
     out,
     mass,
     scale,
     heads: tl.constexpr,
+    key_heads: tl.constexpr,
     dim: tl.constexpr,
     span: tl.constexpr,
     causal: tl.constexpr,
     texts: tl.constexpr,
+    ordered: tl.constexpr,
 ):
-    """`span` queries of one head of one segment per program. texts: whether a segment has a prefix and texts"""
+    """`span` queries of one head of one segment per program. texts, ordered: whether there are texts and orders"""
     segment, head = tl.program_id(0), tl.program_id(2)
+    key_head = head // (heads // key_heads)
     start = tl.load(cu + segment).to(tl.int64)
     length = (tl.load(cu + segment + 1) - start).to(tl.int32)
     first_query = tl.program_id(1) * span
@@ -92,19 +86,35 @@ def _short_kernel(  # type: ignore[no-untyped-def]
         query, d = first_query + tl.arange(0, span), tl.arange(0, dim)
         here = ((start + query[:, None]) * heads + head) * dim + d[None, :]
         x = tl.load(q + here, mask=(query < length)[:, None], other=0.0)
+        if texts:
+            my_text = tl.load(text + start + query, mask=query < length, other=0)
+            first_text, last_text = _least(my_text, query < length), _most(my_text, query < length)
+        if ordered:
+            my_order = tl.load(order + start + query, mask=query < length, other=0)
+            last_order = _most(my_order, query < length)
         best = tl.full([span], float("-inf"), tl.float32)
         total = tl.zeros([span], tl.float32)
         mix = tl.zeros([span, dim], tl.float32)
-        end = length
-        if not texts:
-            end = tl.minimum(length, first_query + span) if causal else length
+        end = tl.minimum(length, first_query + span) if causal else length
         for first in range(0, end, span):
             key = first + tl.arange(0, span)
-            place = ((start + key[:, None]) * heads + head) * dim + d[None, :]
+            place = ((start + key[:, None]) * key_heads + key_head) * dim + d[None, :]
             inside = key < length
-            if texts:
-                if _meet(text + start, first_query, span, first, span, length):
-                    seen = inside[None, :] & _in_sight(text + start, query[:, None], key[None, :], length, causal)
+            if texts or ordered:
+                needed = True  # else none of the queries sees any of these keys
+                seen = inside[None, :]
+                if causal:
+                    seen = seen & (key[None, :] <= query[:, None])
+                if texts:
+                    their_text = tl.load(text + start + key, mask=inside, other=0)
+                    low, high = _least(their_text, inside), _most(their_text, inside)
+                    needed = (low == 0) | ((low <= last_text) & (first_text <= high))
+                    seen = seen & ((their_text[None, :] == 0) | (their_text[None, :] == my_text[:, None]))
+                if ordered:
+                    their_order = tl.load(order + start + key, mask=inside, other=0)
+                    needed = needed & (_least(their_order, inside) <= last_order)
+                    seen = seen & (their_order[None, :] <= my_order[:, None])
+                if needed:
                     best, total, mix = _look(x, k, v, place, inside, seen, scale, best, total, mix)
             else:
                 seen = inside[None, :]
@@ -116,12 +126,13 @@ def _short_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _short_gradient_kernel(  # type: ignore[no-untyped-def]
+def _short_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     q,
     k,
     v,
     cu,
     text,
+    order,
     out,
     mass,
     grad,
@@ -131,65 +142,86 @@ def _short_gradient_kernel(  # type: ignore[no-untyped-def]
     scale,
     slope,
     heads: tl.constexpr,
+    key_heads: tl.constexpr,
     dim: tl.constexpr,
     tile: tl.constexpr,
     span: tl.constexpr,
     causal: tl.constexpr,
     texts: tl.constexpr,
+    ordered: tl.constexpr,
 ):
-    """One head of one segment per program: for each tile of keys, all queries, some at a time."""
-    segment, head = tl.program_id(0), tl.program_id(1)
+    """One head of keys of one segment per program: for each tile of keys, all queries of all heads that share it, some
+    at a time."""
+    segment, key_head = tl.program_id(0), tl.program_id(1)
     start = tl.load(cu + segment).to(tl.int64)
     length = (tl.load(cu + segment + 1) - start).to(tl.int32)
     d = tl.arange(0, dim)
     for first_key in range(0, length, tile):
         key = first_key + tl.arange(0, tile)
-        place = ((start + key[:, None]) * heads + head) * dim + d[None, :]
+        place = ((start + key[:, None]) * key_heads + key_head) * dim + d[None, :]
         keys = tl.load(k + place, mask=(key < length)[:, None], other=0.0)
         values = tl.load(v + place, mask=(key < length)[:, None], other=0.0)
+        if texts:
+            their_text = tl.load(text + start + key, mask=key < length, other=0)
+            first_text, last_text = _least(their_text, key < length), _most(their_text, key < length)
+        if ordered:
+            their_order = tl.load(order + start + key, mask=key < length, other=0)
+            first_order = _least(their_order, key < length)
         k_sum = tl.zeros([tile, dim], tl.float32)
         v_sum = tl.zeros([tile, dim], tl.float32)
-        for first_query in range(0, length, span):
-            needed = True
-            if texts:  # the first tile sets the gradients of all queries
-                needed = (first_key == 0) | _meet(text + start, first_query, span, first_key, tile, length)
-            if needed:
+        for member in tl.static_range(heads // key_heads):
+            head = key_head * (heads // key_heads) + member
+            for first_query in range(0, length, span):
                 query = first_query + tl.arange(0, span)
-                inside = (query < length)[:, None]
-                here = ((start + query[:, None]) * heads + head) * dim + d[None, :]
-                x = tl.load(q + here, mask=inside, other=0.0)
-                y = tl.load(grad + here, mask=inside, other=0.0)
-                known = tl.sum(y.to(tl.float32) * tl.load(out + here, mask=inside, other=0.0).to(tl.float32), 1)
-                share = tl.load(mass + (start + query) * heads + head, mask=query < length, other=0.0)
-                seen = (key < length)[:, None] & (query < length)[None, :]
+                needed = True
                 if texts:
-                    seen = seen & _in_sight(text + start, query[None, :], key[:, None], length, causal)
-                elif causal:
-                    seen = seen & (key[:, None] <= query[None, :])
-                weight = tl.where(seen, tl.exp2(tl.dot(keys, tl.trans(x)) * scale - share[None, :]), 0.0)
-                v_sum += tl.dot(weight.to(y.dtype), y)
-                score_grad = (weight * (tl.dot(values, tl.trans(y)) - known[None, :])).to(x.dtype)
-                k_sum += tl.dot(score_grad, x)
-                change = tl.dot(tl.trans(score_grad), keys) * slope
-                if first_key > 0:  # what an earlier tile has left there
-                    tl.debug_barrier()
-                    change += tl.load(q_grad + here, mask=inside, other=0.0).to(tl.float32)
-                tl.store(q_grad + here, change, mask=inside)
+                    my_text = tl.load(text + start + query, mask=query < length, other=0)
+                    low, high = _least(my_text, query < length), _most(my_text, query < length)
+                    needed = (first_text == 0) | ((first_text <= high) & (low <= last_text))
+                if ordered:
+                    my_order = tl.load(order + start + query, mask=query < length, other=0)
+                    needed = needed & (first_order <= _most(my_order, query < length))
+                if texts or ordered:  # the first tile sets the gradients of all queries
+                    needed = needed | (first_key == 0)
+                if needed:
+                    inside = (query < length)[:, None]
+                    here = ((start + query[:, None]) * heads + head) * dim + d[None, :]
+                    x = tl.load(q + here, mask=inside, other=0.0)
+                    y = tl.load(grad + here, mask=inside, other=0.0)
+                    known = tl.sum(y.to(tl.float32) * tl.load(out + here, mask=inside, other=0.0).to(tl.float32), 1)
+                    share = tl.load(mass + (start + query) * heads + head, mask=query < length, other=0.0)
+                    seen = (key < length)[:, None] & (query < length)[None, :]
+                    if texts:
+                        seen = seen & ((their_text[:, None] == 0) | (their_text[:, None] == my_text[None, :]))
+                    if ordered:
+                        seen = seen & (their_order[:, None] <= my_order[None, :])
+                    if causal:
+                        seen = seen & (key[:, None] <= query[None, :])
+                    weight = tl.where(seen, tl.exp2(tl.dot(keys, tl.trans(x)) * scale - share[None, :]), 0.0)
+                    v_sum += tl.dot(weight.to(y.dtype), y)
+                    score_grad = (weight * (tl.dot(values, tl.trans(y)) - known[None, :])).to(x.dtype)
+                    k_sum += tl.dot(score_grad, x)
+                    change = tl.dot(tl.trans(score_grad), keys) * slope
+                    if first_key > 0:  # what an earlier tile has left there
+                        tl.debug_barrier()
+                        change += tl.load(q_grad + here, mask=inside, other=0.0).to(tl.float32)
+                    tl.store(q_grad + here, change, mask=inside)
         tl.store(k_grad + place, k_sum * slope, mask=(key < length)[:, None])
         tl.store(v_grad + place, v_sum, mask=(key < length)[:, None])
 
 
 @torch.library.custom_op("insertlm::short_attention", mutates_args=())
 def _short(
-    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, text: Tensor | None, longest: int, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, text: Tensor | None, order: Tensor | None, longest: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """What every row mixes, [T, H, D], and the logarithm of the sum of its weights, [T, H] (of base two)."""
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     rows, heads, dim = q.shape
     out, mass = torch.empty_like(q), q.new_empty(rows, heads, dtype=torch.float32)
     grid = (len(cu) - 1, triton.cdiv(longest, _SPAN), heads)
-    sizes = (heads, dim, _SPAN, causal, text is not None)
-    _short_kernel[grid](q, k, v, cu, cu if text is None else text, out, mass, _scale(dim), *sizes, num_warps=4)
+    sizes = (heads, k.shape[1], dim, _SPAN, causal, text is not None, order is not None)
+    sight = (cu if text is None else text, cu if order is None else order)
+    _short_kernel[grid](q, k, v, cu, *sight, out, mass, _scale(dim), *sizes, num_warps=4)
     return out, mass
 
 
@@ -203,66 +235,60 @@ def _short_backward(
     mass: Tensor,
     cu: Tensor,
     text: Tensor | None,
+    order: Tensor | None,
     longest: int,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad, q, k, v = grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous()
-    _, heads, dim = q.shape
+    (_, heads, dim), key_heads = q.shape, k.shape[1]
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     tile, span = min(_TILE, max(_SPAN, triton.next_power_of_2(longest))), _SPAN * 32 // max(32, dim)
-    sizes = (heads, dim, tile, span, causal, text is not None)
+    sizes = (heads, key_heads, dim, tile, span, causal, text is not None, order is not None)
+    sight = (cu if text is None else text, cu if order is None else order)
     states = (out, mass, grad, *gradients, _scale(dim), dim**-0.5)
-    _short_gradient_kernel[(len(cu) - 1, heads)](
-        q, k, v, cu, cu if text is None else text, *states, *sizes, num_warps=4
-    )
+    _short_gradient_kernel[(len(cu) - 1, key_heads)](q, k, v, cu, *sight, *states, *sizes, num_warps=4)
     return gradients
 
 
 @_short.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, text: Tensor | None, longest: int, causal: bool
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
 @_short_backward.register_fake
-def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    mass: Tensor,
-    cu: Tensor,
-    text: Tensor | None,
-    longest: int,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *qkv, cu, text, longest, causal = inputs
+    *qkv, cu, text, order, longest, causal = inputs
     ctx.longest, ctx.causal = longest, causal
-    ctx.save_for_backward(*qkv, *output, cu, text)
+    ctx.save_for_backward(*qkv, *output, cu, text, order)
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_short_backward(grad, *ctx.saved_tensors, ctx.longest, ctx.causal), None, None, None, None
+    return *_short_backward(grad, *ctx.saved_tensors, ctx.longest, ctx.causal), None, None, None, None, None
 
 
 _short.register_autograd(_differentiate, setup_context=_save)
 
 
 def short_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, causal: bool, text: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: Tensor,
+    longest: int,
+    causal: bool = False,
+    text: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
-    """Every row attends to all rows of its segment, or to none behind itself.
+    """Every row attends to the rows of its segment that it sees; causal, text, order: see attention.PackedAttention
 
-    q, k, v: [T, H, D] bfloat16, D a power of two from 16   cu: [S+1] int32, segments of at most `longest` rows
-    text: [T] int32, where segments are a prefix and texts behind it, see attention.PrefixAttention
+    q: [T, H, D] bfloat16, D a power of two from 16   k, v: [T, key heads, D], the number of which divides H
+    cu: [S+1] int32, segments of at most `longest` rows
     """
-    mixed: Tensor = _short(q, k, v, cu, text, longest, causal)[0]
+    mixed: Tensor = _short(q, k, v, cu, text, order, longest, causal)[0]
     return mixed
 
 
@@ -283,13 +309,15 @@ def _few_kernel(  # type: ignore[no-untyped-def]
     cells,
     scale,
     heads: tl.constexpr,
+    key_heads: tl.constexpr,
     dim: tl.constexpr,
     queries: tl.constexpr,
     span: tl.constexpr,
 ):
-    """One head of one text per program."""
+    """`queries` rows of one head of one text per program."""
     text, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    query, key, d = tl.arange(0, queries), tl.arange(0, span), tl.arange(0, dim)
+    key_head = head // (heads // key_heads)
+    query, key, d = tl.program_id(2) * queries + tl.arange(0, queries), tl.arange(0, span), tl.arange(0, dim)
     here = ((text * rows + query[:, None]) * heads + head) * dim + d[None, :]
     x = tl.load(q + here, mask=(query < rows)[:, None], other=0.0)
     best = tl.full([queries], float("-inf"), tl.float32)
@@ -297,12 +325,12 @@ def _few_kernel(  # type: ignore[no-untyped-def]
     mix = tl.zeros([queries, dim], tl.float32)
     before = tl.load(cached + text)
     for first in range(0, before, span):
-        place = ((text * cells + first + key[:, None]) * heads + head) * dim + d[None, :]
+        place = ((text * cells + first + key[:, None]) * key_heads + key_head) * dim + d[None, :]
         inside = first + key < before
         best, total, mix = _look(x, cached_k, cached_v, place, inside, inside[None, :], scale, best, total, mix)
     current = tl.load(used + text) - before
     for first in range(0, current, span):
-        place = ((text * rows + first + key[:, None]) * heads + head) * dim + d[None, :]
+        place = ((text * rows + first + key[:, None]) * key_heads + key_head) * dim + d[None, :]
         inside = first + key < current
         best, total, mix = _look(x, k, v, place, inside, inside[None, :], scale, best, total, mix)
     tl.store(out + here, mix / total[:, None], mask=(query < rows)[:, None])
@@ -313,12 +341,15 @@ def few_queries(
 ) -> Tensor:
     """Every text's `rows` current rows attend to its cached rows and to the current ones in use.
 
-    q, k, v: [S * rows, H, D]   cache: keys and values, [S, C, H, D]   cached, used: [S] int32, how many rows of a text
-    are cached, and how many there are with the current ones in use; at least one
+    q: [S * rows, H, D]   k, v: [S * rows, key heads, D]   cache: keys and values, [S, C, key heads, D]
+    cached, used: [S] int32, how many rows of a text are cached, and how many there are with the current ones in use; at
+    least one
     """
-    texts, cells, heads, dim = cache[0].shape
+    (texts, cells, key_heads, dim), heads = cache[0].shape, q.shape[1]
     out = torch.empty_like(q)
-    queries = max(16, triton.next_power_of_2(rows))  # a product has sixteen rows at least
+    queries = min(_SPAN, max(16, triton.next_power_of_2(rows)))  # a product has sixteen rows at least
+    grid = (texts, heads, triton.cdiv(rows, queries))
     states = (*cache, cached, used, out)
-    _few_kernel[(texts, heads)](q, k, v, *states, rows, cells, _scale(dim), heads, dim, queries, _SPAN, num_warps=4)
+    sizes = (heads, key_heads, dim, queries, _SPAN)
+    _few_kernel[grid](q, k, v, *states, rows, cells, _scale(dim), *sizes, num_warps=4)
     return out

@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["ROWS", "layer_norm", "linear", "rotate", "whole_blocks"]
+__all__ = ["ROWS", "layer_norm", "linear", "rms_norm", "rotate", "whole_blocks"]
 
 ROWS = 128  # of a block; buffers of a fixed capacity hold whole blocks
-_EPSILON = 1e-5
 
 
 def whole_blocks(rows: int) -> int:
@@ -26,14 +25,23 @@ def whole_blocks(rows: int) -> int:
     return -(-rows // ROWS) * ROWS
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float = 1e-5) -> Tensor:
     """[T, width] to [T, width], in float32 at least."""
-    normed: Tensor = _LayerNorm.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    normed: Tensor = _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-untyped-call]
     return normed
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """[T, width] to [T, width], in float32 at least."""
+    normed: Tensor = _RMSNorm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
+    return normed
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
     """[T, in] to [T, out], in the precision of autocast if that is on."""
+    if bias is None:  # no sums over rows to save
+        out = F.linear(x, weight)
+        return out.relu() if relu else out
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
@@ -47,23 +55,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Te
     return learning
 
 
-def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rotate(qkv: Tensor, key_heads: int, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, of which q and k have pairs (i, i + rotary/2) of each head's first dimensions turned by the angles of
     their positions; the others pass.
 
-    qkv: [T, 3, heads, head_dim]   cos, sin: [P, rotary/2] for positions 0 … P-1   positions: [T]
+    qkv: [T, heads + 2 key_heads, head_dim]   cos, sin: [P, rotary/2] for positions 0 … P-1   positions: [T]
     """
     half = cos.shape[1]
     if qkv.is_cuda and 2 * half == qkv.shape[-1]:
         from insertlm.nn import kernels
 
-        q, k, v = kernels.rotate(qkv, cos, sin, positions)
+        q, k, v = kernels.rotate(qkv, key_heads, cos, sin, positions)
         return q, k, v
-    c, s = cos[positions][:, None, None], sin[positions][:, None, None]
-    qk, v = torch.split(qkv, [2, 1], 1)
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    heads = qkv.shape[1] - 2 * key_heads
+    qk, v = torch.split(qkv, [heads + key_heads, key_heads], 1)
     a, b, rest = torch.split(qk, [half, half, qkv.shape[-1] - 2 * half], -1)
-    q, k = torch.cat([a * c - b * s, b * c + a * s, rest], -1).to(qkv.dtype).unbind(1)
-    return q, k, v.squeeze(1)
+    q, k = torch.split(torch.cat([a * c - b * s, b * c + a * s, rest], -1).to(qkv.dtype), [heads, key_heads], 1)
+    return q, k, v
 
 
 def _column_sums(x: Tensor) -> Tensor:
@@ -76,14 +85,14 @@ def _column_sums(x: Tensor) -> Tensor:
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        normed, mean, scale = torch.native_layer_norm(x, x.shape[1:], weight, bias, _EPSILON)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+        normed, mean, scale = torch.native_layer_norm(x, x.shape[1:], weight, bias, epsilon)
         ctx.save_for_backward(x, weight, bias, mean, scale)
         return normed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x, weight, bias, mean, scale = ctx.saved_tensors
         wanted = [True, not grad.is_cuda, not grad.is_cuda and bias is not None]
         x_grad, weight_grad, bias_grad = torch.ops.aten.native_layer_norm_backward(
@@ -92,7 +101,25 @@ class _LayerNorm(torch.autograd.Function):
         if grad.is_cuda:
             weight_grad = _column_sums(grad * ((x - mean) * scale))
             bias_grad = None if bias is None else _column_sums(grad)
-        return x_grad, weight_grad, bias_grad if bias is not None else None
+        return x_grad, weight_grad, bias_grad if bias is not None else None, None
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return wide * scale * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normed = x * scale
+        inner = grad * weight
+        x_grad = scale * (inner - normed * (inner * normed).mean(1, keepdim=True))
+        return x_grad.to(x.dtype), _column_sums(grad * normed).to(weight.dtype), None
 
 
 class _Linear(torch.autograd.Function):

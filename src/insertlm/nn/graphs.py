@@ -37,7 +37,7 @@ class CachedBackbone:
     def __init__(self, backbone: Transformer, texts: int, cells: int) -> None:
         self.backbone = backbone
         self.texts, self.cells = _up(texts, _TEXTS), cells
-        shape = self.texts, self.cells, backbone.config.heads, backbone.config.width // backbone.config.heads
+        shape = self.texts, self.cells, backbone.config.key_heads, backbone.config.head_dim
         empty = torch.zeros(shape, dtype=torch.bfloat16, device=backbone.embedding.weight.device)
         self.layers = [(empty.clone(), empty.clone()) for _ in backbone.blocks]
         self._graphs: dict[tuple[int, int], _Graph] = {}
@@ -46,7 +46,7 @@ class CachedBackbone:
     @staticmethod
     def takes(backbone: Transformer) -> bool:
         """Whether there are kernels for such heads."""
-        size = backbone.config.width // backbone.config.heads
+        size = backbone.config.head_dim
         return backbone.embedding.weight.is_cuda and size >= 16 and size & (size - 1) == 0
 
     def load(self, cache: PrefixCache) -> None:

@@ -33,22 +33,24 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
     sin,
     positions,
     width: tl.constexpr,
+    key_width: tl.constexpr,
     half: tl.constexpr,
     block: tl.constexpr,
     inverse: tl.constexpr,
 ):
-    """One row per program: qkv [T, 3, width] to q, k, v, or the gradients of these to that of qkv."""
+    """One row per program: qkv [T, width + 2 key_width] to q, k, v, or the gradients of these to that of qkv."""
     row = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, block)
-    inside = pair < width // 2
     angle = tl.load(positions + row) * half + pair % half
-    c = tl.load(cos + angle, mask=inside)
-    s = tl.load(sin + angle, mask=inside)
+    c = tl.load(cos + angle, mask=pair < width // 2)
+    s = tl.load(sin + angle, mask=pair < width // 2)
     first = pair // half * (2 * half) + pair % half
-    together, alone = qkv + row * 3 * width + first, row * width + first
+    together = qkv + row * (width + 2 * key_width) + first
     for part in tl.static_range(3):
-        here = together + part * width
-        there = (q if part == 0 else k if part == 1 else v) + alone
+        size = width if part == 0 else key_width
+        inside = pair < size // 2
+        here = together + (0 if part == 0 else width + (part - 1) * key_width)
+        there = (q if part == 0 else k if part == 1 else v) + row * size + first
         source, target = (there, here) if inverse else (here, there)
         a = tl.load(source, mask=inside).to(tl.float32)
         b = tl.load(source + half, mask=inside).to(tl.float32)
@@ -62,43 +64,52 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
 def _launch_rotation(
     qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, inverse: bool
 ) -> None:
-    width, half = q.shape[1] * q.shape[2], cos.shape[1]
+    width, key_width, half = q.shape[1] * q.shape[2], k.shape[1] * k.shape[2], cos.shape[1]
     block = triton.next_power_of_2(width // 2)
-    _rotate_kernel[(len(q),)](qkv, q, k, v, cos, sin, positions, width, half, block, inverse, num_warps=4)
+    _rotate_kernel[(len(q),)](qkv, q, k, v, cos, sin, positions, width, key_width, half, block, inverse, num_warps=4)
 
 
 @torch.library.custom_op("insertlm::rotate", mutates_args=())
-def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See fused.rotate. qkv: [T, 3, heads, head_dim]   cos, sin: [P, head_dim/2]   positions: [T]"""
-    q, k, v = (torch.empty_like(qkv[:, 0], memory_format=torch.contiguous_format) for _ in range(3))
+def rotate(qkv: Tensor, key_heads: int, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See fused.rotate. qkv: [T, heads + 2 key_heads, head_dim]   cos, sin: [P, head_dim/2]   positions: [T]"""
+    q, k, v = _empty_parts(qkv, key_heads)
     _launch_rotation(qkv.contiguous(), q, k, v, cos, sin, positions, False)
     return q, k, v
 
 
 @torch.library.custom_op("insertlm::rotate_backward", mutates_args=())
 def _rotate_backward(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
-    qkv = q.new_empty(len(q), 3, *q.shape[1:])
+    qkv = _empty_whole(q, k)
     _launch_rotation(qkv, q.contiguous(), k.contiguous(), v.contiguous(), cos, sin, positions, True)
     return qkv
 
 
+def _empty_parts(qkv: Tensor, key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    rows, heads, dim = qkv.shape
+    keys = rows, key_heads, dim
+    return qkv.new_empty(rows, heads - 2 * key_heads, dim), qkv.new_empty(keys), qkv.new_empty(keys)
+
+
+def _empty_whole(q: Tensor, k: Tensor) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[1] + 2 * k.shape[1], q.shape[2])
+
+
 @rotate.register_fake
-def _(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    shape = qkv.shape[0], qkv.shape[2], qkv.shape[3]
-    return qkv.new_empty(shape), qkv.new_empty(shape), qkv.new_empty(shape)
+def _(qkv: Tensor, key_heads: int, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_parts(qkv, key_heads)
 
 
 @_rotate_backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
-    return q.new_empty(q.shape[0], 3, q.shape[1], q.shape[2])
+    return _empty_whole(q, k)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[1:])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[2:])
 
 
-def _differentiate(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None, None, None]:
-    return _rotate_backward(q, k, v, *ctx.saved_tensors), None, None, None
+def _differentiate(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None, None, None, None]:
+    return _rotate_backward(q, k, v, *ctx.saved_tensors), None, None, None, None
 
 
 rotate.register_autograd(_differentiate, setup_context=_save)

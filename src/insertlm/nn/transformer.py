@@ -1,66 +1,65 @@
 """The transformer that every family uses, over packed rows.
 
-Design choices, the published ones (`paper` preset) unless said:
-- pre-norm blocks, LayerNorm with bias, ReLU feed-forward with biases, no biases in attention;
-- rotary positions on the first 64 dimensions of each head, half-split pairs, looked up by the positions given, so a
-  row can stand anywhere in memory;
-- no norm after the last block: heads read the raw residual stream;
+What it is made of is described by spec.py; the defaults there are the paper's. Beyond that:
+- pre-norm blocks;
+- rotary positions on the first dimensions of each head, half-split pairs, looked up by the positions given, so a row
+  can stand anywhere in memory;
+- queries, keys and values come from one product, and so do the two halves of a SwiGLU: one large product is faster;
 - dropout on what each block adds (not on attention probabilities, see attention.py), drawn from a hash, see noise.py;
-- PyTorch's default initialisation.
+- PyTorch's default initialisation. An embedding that is the unembedding too starts smaller, or the first logits would
+  be as large as the square root of the width.
 The module knows ids, positions and an attention object; not batches, caches, tasks or devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from insertlm.core.noise import column_keys, keep_mask
-from insertlm.core.section import Count, Section, Share
 from insertlm.nn.attention import Attention
-from insertlm.nn.fused import layer_norm, linear, rotate
+from insertlm.nn.fused import layer_norm, linear, rms_norm, rotate
+from insertlm.nn.spec import ModelConfig
 
-__all__ = ["PRESETS", "Block", "Condition", "ModelConfig", "Transformer"]
+__all__ = ["Block", "Condition", "Rotation", "Transformer", "make_norm", "rotations"]
 
 # What a kind of block may know of each sequence, [B, …], and which sequence each row belongs to, [T].
 Condition = tuple[Tensor, Tensor]
-
-_ROTARY_DIMS = 64
-_ROTARY_BASE = 10_000.0
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"layers": 12, "width": 768, "heads": 12, "hidden": 3072, "dropout": 0.1},
-    "mini": {"layers": 12, "width": 128, "heads": 4, "hidden": 512, "dropout": 0.0},
-    "zebra": {"layers": 8, "width": 576, "heads": 8, "hidden": 3456, "dropout": 0.1},  # the paper's for zebra puzzles
-    "zebra-19m": {"layers": 8, "width": 384, "heads": 6, "hidden": 2304, "dropout": 0.1},
-}
+# Cosines and sines of all positions, each [P, rotary/2], and the position of each row, [T].
+Rotation = tuple[Tensor, Tensor, Tensor]
 
 
-class ModelConfig(Section, frozen=True, kw_only=True):
-    """The `model` section of a recipe."""
-
-    layers: Count
-    width: Count
-    heads: Count
-    hidden: Count
-    dropout: Share = 0.0  # of what each block adds
-    prefix_lm: bool = False  # prefix rows see the prefix alone, so that decoding computes them once
-    max_length: Count = 2048  # positions: the most tokens of a row, given and special ones included
-
-    def __post_init__(self) -> None:
-        if self.width % (2 * self.heads):
-            raise ValueError(f"width {self.width} does not split into {self.heads} heads of an even size")
-
-
-def rotations(count: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions 0 … count-1, each [count, rotary/2]."""
-    dims = min(_ROTARY_DIMS, head_dim)
-    frequency = _ROTARY_BASE ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
-    angle = torch.arange(count)[:, None] * frequency
+def rotations(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of all positions, each [max_length, rotary/2]."""
+    dims = min(config.rotary_dims, config.head_dim)
+    frequency = config.rotary_base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+    angle = torch.arange(config.max_length)[:, None] * frequency
     return angle.cos().float(), angle.sin().float()
+
+
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.ones(width)), epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.epsilon)
+
+
+def make_norm(config: ModelConfig, bias: bool = True) -> LayerNorm | RMSNorm:
+    """bias: of a layer norm; the other kind never has one."""
+    if config.norm == "rms":
+        return RMSNorm(config.width, config.norm_epsilon)
+    return LayerNorm(config.width, config.norm_epsilon, bias=bias)
 
 
 class Block(nn.Module):
@@ -68,20 +67,22 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        width = config.width
-        self.layer, self.heads, self.drop = layer, config.heads, config.dropout
-        self.attention_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.hidden_norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, config.hidden)
-        self.down = nn.Linear(config.hidden, width)
+        width, hidden = config.width, config.hidden
+        self.layer, self.drop, self.activation = layer, config.dropout, config.feed_forward
+        self.heads, self.key_heads = config.heads, config.key_heads
+        rows = (config.heads + 2 * config.key_heads) * config.head_dim
+        self.attention_norm = make_norm(config)
+        self.qkv = nn.Linear(width, rows, bias=config.attention_bias)
+        self.out = nn.Linear(config.heads * config.head_dim, width, bias=config.attention_bias)
+        self.hidden_norm = make_norm(config)
+        self.up = nn.Linear(width, 2 * hidden if self.activation == "swiglu" else hidden, bias=config.feed_forward_bias)
+        self.down = nn.Linear(hidden, width, bias=config.feed_forward_bias)
         self.register_buffer("columns", column_keys(width), persistent=False)
 
     def forward(
         self,
         x: Tensor,
-        turn: tuple[Tensor, Tensor, Tensor],
+        rotation: Rotation,
         attention: Attention,
         keys: Tensor | None,
         wanted: Tensor | None,
@@ -89,23 +90,27 @@ class Block(nn.Module):
     ) -> Tensor:
         """x: [T, width]; keys: [T] int32 for dropout, or None; wanted: the rows to return, None for all."""
         condition = self.heed(condition)
-        mixed = attention(self.layer, *self.project(x, turn, condition))
+        mixed = attention(self.layer, *self.project(x, rotation, condition))
         if wanted is not None:
             x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
             keys = None if keys is None else keys.index_select(0, wanted)
             condition = None if condition is None else (condition[0], condition[1].index_select(0, wanted))
         return self.update(x, mixed, keys, condition)
 
-    def project(
-        self, x: Tensor, turn: tuple[Tensor, Tensor, Tensor], condition: Condition | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention mixes: q, k, v, each [T, heads, head_dim]."""
-        return rotate(self.qkv(self.read(x, 0, condition)).view(len(x), 3, self.heads, -1), *turn)
+    def project(self, x: Tensor, rotation: Rotation, condition: Condition | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention mixes: q, [T, heads, head_dim], k and v, [T, key_heads, head_dim]."""
+        qkv = self.qkv(self.read(x, 0, condition)).view(len(x), self.heads + 2 * self.key_heads, -1)
+        return rotate(qkv, self.key_heads, *rotation)
 
     def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None, condition: Condition | None) -> Tensor:
         """Everything after attention."""
         x = self.add(x, self._dropout(self.out(mixed.flatten(1)), keys, 0), 0, condition)
-        hidden = linear(self.read(x, 1, condition), self.up.weight, self.up.bias, relu=True)
+        hidden = linear(self.read(x, 1, condition), self.up.weight, self.up.bias, relu=self.activation == "relu")
+        if self.activation == "gelu":
+            hidden = F.gelu(hidden)
+        elif self.activation == "swiglu":
+            gate, value = hidden.chunk(2, -1)
+            hidden = F.silu(gate) * value
         change = linear(hidden, self.down.weight, self.down.bias)
         return self.add(x, self._dropout(change, keys, 1), 1, condition)
 
@@ -121,8 +126,8 @@ class Block(nn.Module):
 
     def read(self, x: Tensor, site: int, condition: Condition | None) -> Tensor:
         """What attention (site 0) and the feed-forward (site 1) read of the residual stream."""
-        norm = (self.attention_norm, self.hidden_norm)[site]
-        return layer_norm(x, norm.weight, norm.bias)
+        normed: Tensor = (self.attention_norm, self.hidden_norm)[site](x)
+        return normed
 
     def add(self, x: Tensor, change: Tensor, site: int, condition: Condition | None) -> Tensor:
         """How what they give is added to it."""
@@ -136,6 +141,9 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
+    """recompute: whether a block keeps only its input for the gradient and is computed again there. It takes a third
+    more time and a fraction of the memory."""
+
     cos: Tensor
     sin: Tensor
 
@@ -143,12 +151,24 @@ class Transformer(nn.Module):
         self, config: ModelConfig, vocabulary: int, block: Callable[[ModelConfig, int], Block] = Block
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.recompute = config, False
         self.embedding = nn.Embedding(vocabulary, config.width)
+        if config.tied:
+            nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
         self.blocks = nn.ModuleList([block(config, layer) for layer in range(config.layers)])
-        cos, sin = rotations(config.max_length, config.width // config.heads)
+        self.norm = make_norm(config) if config.final_norm else None
+        cos, sin = rotations(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+
+    def unembedding(self) -> nn.Linear:
+        """A layer from hidden rows to logits, which shares the embedding's weight if the model is tied."""
+        vocabulary, width = self.embedding.weight.shape
+        if not self.config.tied:
+            return nn.Linear(width, vocabulary, bias=False)
+        tied = nn.Linear(width, vocabulary, bias=False, device="meta")
+        tied.weight = self.embedding.weight
+        return tied
 
     def forward(
         self,
@@ -163,10 +183,14 @@ class Transformer(nn.Module):
         """tokens, positions: [T]; keys: [T] int32, what dropout depends on (None: no dropout). Returns [T, width], or
         only the rows `wanted`, which saves most of the last block."""
         x: Tensor = self.embedding(tokens)
-        turn = self.cos, self.sin, positions
+        rotation = self.cos, self.sin, positions
         for layer, block in enumerate(self.blocks, start=1):
-            x = block(x, turn, attention, keys, wanted if layer == len(self.blocks) else None, condition)
-        return x
+            rest = rotation, attention, keys, wanted if layer == len(self.blocks) else None, condition
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, *rest, use_reentrant=False, preserve_rng_state=False)  # draws are hashes
+            else:
+                x = block(x, *rest)
+        return x if self.norm is None else self.norm(x)
 
     def autocast(self) -> torch.autocast:
         """The precision for writing: bfloat16 on a GPU, else that of the weights."""

@@ -14,7 +14,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Noise
 from insertlm.families.corruption.packed import corrupt
 from insertlm.families.ilm import ILM, IlmConfig
-from insertlm.nn.transformer import ModelConfig
+from insertlm.nn.spec import ModelConfig
 from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import WordTokenizer
 

@@ -18,7 +18,7 @@ from insertlm.core.packing import Packing
 from insertlm.families.base import Noise, Rows
 from insertlm.families.corruption.base import DROPOUT, Corruption
 from insertlm.families.corruption.uniform import UNIFORM
-from insertlm.nn.attention import Attention, FullAttention, PrefixAttention
+from insertlm.nn.attention import PackedAttention
 
 __all__ = ["Corrupted", "corrupt", "packed_length"]
 
@@ -46,10 +46,9 @@ class Corrupted:
     slots: Tensor
     stop: Tensor
 
-    def attention(self, prefix_lm: bool) -> Attention:
+    def attention(self, prefix_lm: bool) -> PackedAttention:
         """Rows see their whole example. With `prefix_lm` a prefix sees only itself, and no text sees another."""
-        seen = self.packing.segments
-        return PrefixAttention(seen, self.text) if prefix_lm else FullAttention(seen)
+        return PackedAttention(self.packing.segments, text=self.text if prefix_lm else None)
 
     def by_text(self, cells: Tensor) -> Tensor:
         """Cells as `packing` has them, of each text with its prefix, without <stop>: [N, P + 1 + L]"""

@@ -43,6 +43,8 @@ STORIES = [
 ELSEWHERE = {
     ("README.md", "python"): "test_readme.py",
     ("adding-a-family.md", "python"): "test_docs.py",
+    ("adding-a-task.md", "python"): "test_docs.py",
+    ("adding-a-task.md", "console"): "test_docs.py",
     ("zebra.md", "console"): "test_docs.py",
 }
 

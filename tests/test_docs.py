@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,22 +53,41 @@ def test_the_family_added_on_the_page_works(
     every["test_seeds_of_more_than_32_bits_are_seeds_of_their_own"](config, decode)
 
 
+def package_with(folder: Path, page: str, layer: str, name: str, union: str) -> Path:
+    """A copy of the package with the first code of a page as a module, and the page's line in the registry."""
+    package = folder / "src" / "insertlm"
+    shutil.copytree(DOCS.parent / "src" / "insertlm", package, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+    (package / layer / name).write_text(blocks(page)[0], encoding="utf-8")
+    text = (DOCS / page).read_text(encoding="utf-8")
+    [(line, kind)] = re.findall(rf"^    (from .*)\n    {union} = .*\| (\w+)$", text, re.MULTILINE)
+    registry = package / layer / "registry.py"
+    source, changed = re.subn(rf"^({union} = .*)$", rf"\1 | {kind}", registry.read_text(encoding="utf-8"), flags=re.M)
+    assert changed == 1
+    source, changed = re.subn(r"^(from __future__ .*)$", rf"\1\n{line}", source, flags=re.MULTILINE)
+    assert changed == 1
+    registry.write_text(source, encoding="utf-8")
+    return package.parent
+
+
+def run(folder: Path, sources: Path, *words: str) -> str:
+    """What `insertlm` with these sources prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "insertlm", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(sources)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_family_added_on_the_page_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:
     """In a copy of the package: its file, the line in the registry, the recipe, as the page has them."""
-    package = tmp_path / "src" / "insertlm"
-    shutil.copytree(DOCS.parent / "src" / "insertlm", package, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+    sources = package_with(tmp_path, "adding-a-family.md", "families", "tree.py", "AnyFamily")
     page = (DOCS / "adding-a-family.md").read_text(encoding="utf-8")
-    (package / "families" / "tree.py").write_text(blocks("adding-a-family.md")[0], encoding="utf-8")
-
-    [(line, union)] = re.findall(r"^    (from .*)\n    AnyFamily = .*\| (\w+)$", page, re.MULTILINE)
-    registry = package / "families" / "registry.py"
-    config = registry.read_text(encoding="utf-8")
-    config, changed = re.subn(r"^(AnyFamily = .*)$", rf"\1 | {union}", config, count=1, flags=re.MULTILINE)
-    assert changed == 1
-    first = "from insertlm.families.it import ItConfig"
-    assert first in config
-    registry.write_text(config.replace(first, f"{first}\n{line}"), encoding="utf-8")
-
     [source, name] = re.findall(r"Copy `(.*?)` to `(.*?)`", page)[0]
     recipe = yaml.safe_load((DOCS.parent / source).read_text(encoding="utf-8"))
     [changes] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
@@ -79,13 +99,43 @@ def test_the_family_added_on_the_page_is_trained_and_evaluated_by_the_command_li
     small = "--task.train 200 --task.validation 4 --task.test 4 --model.layers 1 --model.width 32 --model.heads 2"
     brief = "--model.hidden 32 --train.batch_size 8 --train.steps 4 --train.validate_every 2 --train.save_every 2"
     for command in (f"train {place} --run run {small} {brief}", "evaluate run --out result.json"):
-        words = [sys.executable, "-m", "insertlm", *command.split()]
-        environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
-        done = subprocess.run(
-            words, check=False, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment
-        )
-        assert done.returncode == 0, done.stderr
+        run(tmp_path, sources, *command.split())
     assert json.loads((tmp_path / "result.json").read_text())["decode"]["parallel"] == 0
+
+
+def test_the_task_added_on_the_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file becomes a module for as long as the test runs, and its tests are called."""
+    task, tests = blocks("adding-a-task.md")
+    module = ModuleType("insertlm.tasks.sort")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(task, module.__dict__)
+    names: dict[str, Any] = {}
+    exec(tests, names)
+    cases = [case for name, case in names.items() if name.startswith("test_")]
+    assert len(cases) == 4
+    for case in cases:
+        marks = getattr(case, "pytestmark", [])
+        for values in marks[0].args[1] if marks else [None]:
+            case() if values is None else case(values)
+
+
+def test_the_task_added_on_the_page_is_learned_by_the_commands_on_it(tmp_path: Path) -> None:
+    """In a copy of the package, with fewer steps. It is a task like any other to a family that is not the recipe's."""
+    sources = package_with(tmp_path, "adding-a-task.md", "tasks", "sort.py", "AnyTask")
+    page = (DOCS / "adding-a-task.md").read_text(encoding="utf-8")
+    [place] = re.findall(r"^`(recipes/.*?)`", page, re.MULTILINE)
+    [recipe] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).write_text(recipe, encoding="utf-8")
+
+    [session] = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+    data, train, evaluate, generate = (shlex.split(line)[2:] for line in session.splitlines())
+    assert len(run(tmp_path, sources, *data).split("\n\n")) == 3
+    brief = ["--train.steps", "150", "--train.validate_every", "0", "--task.train", "500"]
+    run(tmp_path, sources, *train, *brief)
+    assert "sequence accuracy" in run(tmp_path, sources, *evaluate, "--count", "20")
+    assert run(tmp_path, sources, *generate).startswith("7 2 9 → ")
+    run(tmp_path, sources, *train[:2], "--run", "runs/arm", *brief, "--family.name", "arm", "--train.steps", "2")
 
 
 def test_the_puzzle_on_the_page_is_the_one_that_is_printed(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from insertlm.evaluation.report import provenance
+from insertlm.evaluation.provenance import provenance
 from insertlm.recipe import Recipe, parse_recipe
 from insertlm.tasks.star import PRESETS, Star
 

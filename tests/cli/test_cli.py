@@ -26,7 +26,7 @@ from insertlm import model as api
 from insertlm.cli import commands
 from insertlm.cli.main import main
 from insertlm.core import version as core_version
-from insertlm.evaluation import report
+from insertlm.evaluation import accuracy
 from insertlm.inference.trajectory import Insertion, Trajectory
 from insertlm.storage import folders
 from insertlm.tasks.star import PRESETS, Star
@@ -132,13 +132,13 @@ def test_what_is_evaluated_is_the_split_decoded_as_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[Any] = []
-    evaluate = report.evaluate
+    evaluate = accuracy.evaluate
 
-    def note(family: Any, task: Any, examples: Any, settings: Any, *rest: Any) -> report.Scores:
+    def note(family: Any, task: Any, examples: Any, settings: Any, *rest: Any) -> accuracy.Scores:
         seen.append((list(examples), settings))
         return evaluate(family, task, examples, settings, *rest)
 
-    monkeypatch.setattr(report, "evaluate", note)
+    monkeypatch.setattr(accuracy, "evaluate", note)
     arguments = [
         "--split",
         "validation",

@@ -12,9 +12,9 @@ import torch
 from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.evaluator import Evaluator
 from insertlm.evaluation.frontier import grid_of_settings, sweep
+from insertlm.evaluation.generation import TextGenerator, generate_once, unconditional
 from insertlm.evaluation.journal import Journal
 from insertlm.evaluation.nll import score_texts, summarise
-from insertlm.evaluation.writing import Source, unconditional, write_once
 from insertlm.inference.settings import DecodeConfig
 from insertlm.inference.trajectory import Insertion, Trajectory
 from insertlm.model import load
@@ -29,7 +29,7 @@ class Stub:
     def __init__(self, fail_at: float = -1) -> None:
         self.calls: list[float] = []
         self._fail_at = fail_at
-        self.source = Source("stub", self.write)
+        self.source = TextGenerator("stub", self.write)
 
     def write(self, settings: DecodeConfig, count: int) -> list[str]:
         if settings.temperature == self._fail_at:
@@ -95,8 +95,8 @@ def test_another_count_source_or_setting_writes_anew() -> None:
     stub, journal = Stub(), Journal()
     for settings, count in ((DecodeConfig(temperature=1), 2), (DecodeConfig(temperature=1), 3), (DecodeConfig(), 2)):
         for _ in range(2):
-            write_once(stub.source, settings, count, journal)
-    write_once(Source("other", stub.write), DecodeConfig(), 2, journal)
+            generate_once(stub.source, settings, count, journal)
+    generate_once(TextGenerator("other", stub.write), DecodeConfig(), 2, journal)
     assert stub.calls == [1, 1, 0, 0]
 
 
@@ -125,7 +125,7 @@ def test_a_model_writes_from_empty_prompts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Star, "has_answers", False)
     model = replace(star, family=cast(Any, Family()))
     source = unconditional(model, 7)
-    assert list(source.write(DecodeConfig(), 70)) == [model.decode([7 + number]) for number in range(70)]
+    assert list(source.generate(DecodeConfig(), 70)) == [model.decode([7 + number]) for number in range(70)]
     assert source.identity == unconditional(model, 7).identity != unconditional(model, 8).identity
     Family.weights = 0.25  # trained anew, into the same folder
     assert source.identity != unconditional(model, 7).identity

@@ -55,14 +55,14 @@ def same(score: TextScore | None, expected: TextScore) -> None:
 @pytest.mark.parametrize("cells", [1, 3000, 1 << 28])
 def test_scores_are_those_of_a_plain_loop(causal_model: Path, monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
     """Whatever shares a batch with a text, and longer than the context or not."""
-    monkeypatch.setattr(module, "_CELLS", {"cpu": cells})
+    monkeypatch.setattr(module, "_MOST_LOGITS", {"cpu": cells})
     scores = score_texts(TEXTS, Evaluator(str(causal_model), CPU), Journal())
     for text, score in zip(TEXTS, scores, strict=True):
         same(score, plain_loop(causal_model, text))
 
 
 def test_a_batch_holds_as_many_texts_as_fit(causal_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CELLS", {"cpu": 100 * (len(LETTERS) + 3)})
+    monkeypatch.setattr(module, "_MOST_LOGITS", {"cpu": 100 * (len(LETTERS) + 3)})
     evaluator = Evaluator(str(causal_model), CPU)
     rows = [[5] * length for length in (24, 10, 200, 24, 0, 9, 24, 24)]
     assert list(evaluator._batches(rows)) == [[2], [0, 3, 6, 7], [1, 5]]
@@ -160,7 +160,7 @@ def test_a_model_that_has_lost_its_mind(tmp_path: Path, save_model: Save) -> Non
 
     weights = save_model(tmp_path / "m") / "model.safetensors"
     save_file({name: value * math.nan for name, value in load_file(weights).items()}, weights, {"format": "pt"})
-    assert "finds a text impossible; expected an evaluator with sound weights" in fails(str(tmp_path / "m"))
+    assert "gives a text probability 0 or NaN; expected an evaluator with sound weights" in fails(str(tmp_path / "m"))
 
 
 # --- Evaluators that cannot be loaded

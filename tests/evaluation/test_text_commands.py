@@ -19,8 +19,8 @@ from insertlm.cli import main as cli
 from insertlm.cli.evaluate_texts import _is_run
 from insertlm.cli.main import main
 from insertlm.evaluation import evaluator as module
-from insertlm.evaluation import writing
-from insertlm.evaluation.writing import Source
+from insertlm.evaluation import generation
+from insertlm.evaluation.generation import TextGenerator
 
 Run = Callable[..., str]
 TEXTS = ["Once upon a time.", "The dog ran.", "", "He said: no!"]
@@ -144,7 +144,7 @@ def test_a_run_writes_the_texts_once(output: Run, monkeypatch: pytest.MonkeyPatc
         calls.append((settings.temperature, count))
         return [f"Text {number}." for number in range(count)]
 
-    monkeypatch.setattr(writing, "unconditional", lambda model, seed: Source(f"stub {seed}", write))
+    monkeypatch.setattr(generation, "unconditional", lambda model, seed: TextGenerator(f"stub {seed}", write))
     call = ["evaluate", "nll", "star-hard-mini", "--evaluator", "EVALUATOR", "--decode.temperature", "0.5"]
     first = output(*call, "--count", "3")
     assert output(*call, "--count", "3") == first
@@ -156,11 +156,11 @@ def test_a_run_writes_the_texts_once(output: Run, monkeypatch: pytest.MonkeyPatc
 def test_a_run_writes_with_the_seed_asked_for(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
 
-    def source(model: Any, seed: int) -> Source:
+    def source(model: Any, seed: int) -> TextGenerator:
         seeds.append(seed)
-        return Source("stub", lambda settings, count: ["A cat."] * count)
+        return TextGenerator("stub", lambda settings, count: ["A cat."] * count)
 
-    monkeypatch.setattr(writing, "unconditional", source)
+    monkeypatch.setattr(generation, "unconditional", source)
     for word in ("nll", "frontier"):
         output("evaluate", word, "star-hard-mini", "--evaluator", "EVALUATOR", "--count", "2", "--seed", "7")
     assert seeds == [7, 7]
@@ -242,7 +242,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, int]]:
         calls.append((settings.temperature, settings.top_p, count))
         return ["abcdefghij"[: int(10 * settings.temperature)]] * count
 
-    monkeypatch.setattr(writing, "unconditional", lambda model, seed: Source(f"stub {seed}", write))
+    monkeypatch.setattr(generation, "unconditional", lambda model, seed: TextGenerator(f"stub {seed}", write))
     return calls
 
 

@@ -163,7 +163,7 @@ def test_the_loss_of_a_validation_is_the_same_every_time_and_hardly_depends_on_t
         recipe = recipe_of(folder, {"name": name})
         family = build_family(recipe).eval()
         examples = recipe.task.examples("train", 12)
-        one, again, other = (mean_losses(family, examples, size, halved=False, processes=CPU) for size in (4, 4, 5))
+        one, again, other = (mean_losses(family, examples, size, bf16=False, processes=CPU) for size in (4, 4, 5))
         assert one == again
         assert one.keys() == parts
         assert one == pytest.approx(other, rel=1e-5)
@@ -188,7 +188,7 @@ def test_a_validation_is_of_the_averaged_weights_on_the_validation_split(folder:
     recipe, run = recipe_of(folder), folder / "run"
     train(recipe, run, CPU, quiet())
     examples = recipe.task.examples("validation")
-    expected = mean_losses(load(run, "cpu").family, examples, 4, halved=False, processes=CPU)
+    expected = mean_losses(load(run, "cpu").family, examples, 4, bf16=False, processes=CPU)
     assert logged(run)[-1] == {
         "step": 20,
         **{f"validation_{name}": pytest.approx(value, rel=1e-6) for name, value in expected.items()},

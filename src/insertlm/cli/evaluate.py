@@ -15,7 +15,7 @@ from insertlm.core.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from insertlm.core.processes import Processes
-    from insertlm.evaluation.report import Scores
+    from insertlm.evaluation.accuracy import Scores
     from insertlm.inference.settings import DecodeConfig
     from insertlm.model import Model
     from insertlm.recipe import Recipe
@@ -30,7 +30,7 @@ def evaluate(args: Namespace) -> None:
 
 def _evaluate(args: Namespace, processes: Processes) -> None:
     from insertlm.core.progress import progress_bar
-    from insertlm.evaluation.report import evaluate as evaluate_family
+    from insertlm.evaluation.accuracy import evaluate as evaluate_family
 
     model = load_model(args)
     if not model.recipe.task.has_answers:
@@ -75,7 +75,7 @@ def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:
 
 
 def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespace) -> dict[str, Any]:
-    from insertlm.evaluation.report import provenance
+    from insertlm.evaluation.provenance import provenance
 
     return {
         "command": args.line,

@@ -125,8 +125,8 @@ def evaluate_judge(args: Namespace) -> None:
 def evaluate_frontier(args: Namespace) -> None:
     from insertlm.core.progress import progress_bar
     from insertlm.evaluation.frontier import grid_of_settings, sweep
+    from insertlm.evaluation.generation import unconditional
     from insertlm.evaluation.nll import summarise
-    from insertlm.evaluation.writing import unconditional
     from insertlm.model import load
 
     evaluator = _evaluator(args)
@@ -179,12 +179,12 @@ def _texts(args: Namespace, journal: Journal) -> list[str]:
         if args.overrides:
             raise InsertlmError(f"--{args.overrides[0][0]}: expected a run, which can decode; {args.source} is a file")
         return read_texts(Path(args.source), args.field, args.count)
-    from insertlm.evaluation.writing import unconditional, write_once
+    from insertlm.evaluation.generation import generate_once, unconditional
     from insertlm.model import load
 
     model = load(args.source, args.device)
     settings = model.settings(args.overrides)
-    return write_once(unconditional(model, args.seed), settings, args.count or _WRITTEN, journal).texts
+    return generate_once(unconditional(model, args.seed), settings, args.count or _WRITTEN, journal).texts
 
 
 def _is_run(source: str) -> bool:
@@ -294,7 +294,7 @@ def _print_left_out(name: str, summary: Summary) -> None:
 
 
 def _finish(out: Path, record: Mapping[str, Any], args: Namespace, device: torch.device) -> None:
-    from insertlm.evaluation.report import provenance
+    from insertlm.evaluation.provenance import provenance
 
     whole = {"command": args.line, "label": _label(args), "source": str(args.source), **record, **provenance(device)}
     write_atomically(out, f"{json.dumps(whole, indent=2)}\n".encode())

@@ -1,9 +1,9 @@
 """A causal language model that scores texts, from the Hugging Face hub, a folder or a GGUF file.
 
-One rule for everything that is scored, so that numbers can be compared: **one BOS in front**. It is the evaluator's own
-beginning-of-text token, or its end-of-text token if it has none, or the one that the user names (some models that chat
-call the start of a turn BOS); the tokenizer adds nothing else. BOS is never scored and never counted: a text of n
-tokens has n of them in its NLL, its first one too, in its entropy and in its length.
+One rule holds for everything that is scored, so that numbers can be compared: **one BOS in front**. It is the token
+that the user names (some chat models use the start of a chat message as BOS) or else the evaluator's BOS or, without
+one, its end-of-text token. The tokenizer adds nothing else. BOS itself is neither scored nor counted: a text of n
+tokens has n terms in its NLL, the first token's among them, and n tokens in its entropy and length.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from insertlm.evaluation.journal import key_of
 
 __all__ = ["Evaluator", "TextScore", "find_model", "load_pretrained", "model_identity"]
 
-# Logits held at once. A GPU wants large batches (1 GiB in float32); a CPU is as fast with small ones.
-_CELLS = {"cuda": 1 << 28, "cpu": 1 << 26}
+# Logits in memory at once. A GPU needs large batches (1 GiB in float32); a CPU is as fast with small ones.
+_MOST_LOGITS = {"cuda": 1 << 28, "cpu": 1 << 26}
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 _MISSING = "evaluating texts needs transformers: pip install 'insertlm[text]'"
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """One text. nll: mean over its scored tokens, in nats; tokens: all of them; scored: those that the evaluator's
-    context has room for; entropy: of the text's unigram frequencies, in nats"""
+    """One text. nll: mean over its scored tokens, in nats   entropy: of its unigram frequencies, in nats   tokens: of
+    the whole text   scored: those that fit into the evaluator's context"""
 
     nll: float
     entropy: float
@@ -49,7 +49,7 @@ class TextScore:
 
 
 class Evaluator:
-    """Loaded when it is first needed: a call whose results are all there already needs no model."""
+    """Loads its model when it is first needed, so a finished journal needs no model."""
 
     def __init__(self, name: str, device: torch.device, bos: str | None = None) -> None:
         self.name, self.device, self.bos = name, device, bos
@@ -62,11 +62,11 @@ class Evaluator:
 
     @cached_property
     def identity(self) -> str:
-        """What results are kept under."""
+        """A key for model and BOS, under which the journal keeps scores."""
         return key_of(model_identity(self.name, self.place), self.bos)
 
     def score(self, texts: Sequence[str]) -> Iterator[tuple[int, TextScore | None]]:
-        """The number of each text and its score, long texts first, as they come. None: a text without tokens."""
+        """The number of each text with its score, in any order. None: a text without tokens."""
         rows = self._tokenize(texts)
         yield from ((number, None) for number, row in enumerate(rows) if not row)
         for batch in self._batches(rows):
@@ -75,21 +75,21 @@ class Evaluator:
                 mean = math.fsum(losses) / len(losses)
                 if not math.isfinite(mean):
                     raise InsertlmError(
-                        f"{self.name}: finds a text impossible; expected an evaluator with sound weights"
+                        f"{self.name}: gives a text probability 0 or NaN; expected an evaluator with sound weights"
                     )
                 yield number, TextScore(mean, _entropy(rows[number]), len(rows[number]), len(losses))
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        # A lone half of a surrogate pair, which JSON can express, is no text: tokenizers refuse it.
+        # JSON can hold half of a surrogate pair, which tokenizers refuse.
         clean = [text.encode("utf-8", "replace").decode() for text in texts]
         _, tokenizer = self._loaded
         rows: list[list[int]] = tokenizer(clean, add_special_tokens=False)["input_ids"] if clean else []
         return [row if text.strip() else [] for row, text in zip(rows, clean, strict=True)]
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Numbers of texts of like lengths, as many as their logits fit into `_CELLS`."""
+        """Numbers of texts of similar lengths, as many as their logits fit into `_MOST_LOGITS`."""
         model, _ = self._loaded
-        most = max(1, _CELLS[self.device.type] // model.get_output_embeddings().weight.shape[0])
+        most = max(1, _MOST_LOGITS[self.device.type] // model.get_output_embeddings().weight.shape[0])
         order = sorted((number for number, row in enumerate(rows) if row), key=lambda number: -len(rows[number]))
         while order:
             size = max(1, most // (1 + min(len(rows[order[0]]), self._room)))
@@ -98,19 +98,19 @@ class Evaluator:
 
     @torch.inference_mode()
     def _nll(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of every token that fits into the context."""
+        """The loss of every token that fits into the context."""
         model, _ = self._loaded
         rows = [row[: self._room] for row in rows]
         ids = torch.full((len(rows), 1 + max(map(len, rows))), self._first)
         for line, row in zip(ids, rows, strict=True):
             line[1 : 1 + len(row)] = torch.tensor(row)
         lengths = torch.tensor([1 + len(row) for row in rows])
-        # Filled up on the right: with causal attention nothing that counts can see it; the mask is for good measure.
+        # Rows are padded on the right, where causal attention cannot see it; the mask is a precaution.
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         ids = ids.to(self.device)
         with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
             logits = model(input_ids=ids, attention_mask=mask.to(self.device), use_cache=False).logits
-        # A row at a time: the softmax of all of them would need their memory once more.
+        # One row at a time, because a softmax over all rows would double the memory.
         return [
             F.cross_entropy(logits[i, : len(row)].float(), ids[i, 1 : 1 + len(row)], reduction="none").tolist()
             for i, row in enumerate(rows)
@@ -134,13 +134,13 @@ class Evaluator:
 
     @cached_property
     def _room(self) -> int:
-        """Tokens of a text that fit into the context beside BOS."""
+        """The number of tokens that fit into the context after BOS."""
         model, _ = self._loaded
         return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20) - 1
 
 
 def model_identity(name: str, place: Path | None) -> str:
-    """A local model is known by its files, another by its name."""
+    """A key for a model: of a local one its files, of one on the Hub its name."""
     if place is None:
         return key_of("hub", name)
     files = [place] if place.is_file() else sorted(place.iterdir())
@@ -162,23 +162,23 @@ def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: 
     if place is not None and place.is_file():
         folder, options["gguf_file"] = str(place.parent), place.name
     try:
-        # What is read from a disk needs no bars of its own; a download does.
+        # transformers draws progress bars on standard error; only a download needs them.
         with redirect_stderr(io.StringIO()) if place else nullcontext():
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever transformers, the hub's client and five file formats raise
+    except Exception as error:  # transformers, the Hub client and five file formats raise many kinds
         raise InsertlmError(_why(name, place, error)) from error
     return model.eval().requires_grad_(False).to(device), tokenizer
 
 
 def _hub_is_away() -> bool:
-    """Whether its address has no meaning here. The hub's client would find out for itself, but asks for every file six
-    times before it looks into its cache."""
+    """Whether the Hub's address cannot be resolved. The Hub client would find out for itself, but it asks for every
+    file six times before it looks into its cache."""
     from huggingface_hub import constants
 
-    if getproxies():  # then it is for the proxy to know
+    if getproxies():  # then the proxy resolves names
         return False
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
@@ -193,18 +193,18 @@ def _why(name: str, place: Path | None, error: Exception) -> str:
     if place is None:
         todo = f"fetch it where the hub can be reached (hf download {name}; HF_TOKEN for gated ones), or give a folder"
     elif isinstance(error, ImportError) or "pip install" in what:
-        todo = "expected what pip install 'insertlm[text]' brings"
+        todo = "expected the packages of pip install 'insertlm[text]'"
     else:
         todo = "expected a causal language model with its tokenizer, as transformers saves them, or as one GGUF file"
     return f"{name}: cannot be loaded: {todo}. The reason given: {what}"
 
 
 def find_model(name: str) -> Path | None:
-    """The folder or GGUF file of a local model; None for a name on the hub. Refuses, before texts are written for it,
-    what could not be loaded anyway."""
+    """The folder or GGUF file of a local model; None for a name on the Hub. Called before texts are written, so that a
+    mistake in the name costs no time."""
     if find_spec("transformers") is None:
         raise InsertlmError(_MISSING)
-    path = Path(name or "nothing").expanduser()  # an empty name would be this folder
+    path = Path(name or "nothing").expanduser()  # Path("") would be the current folder
     if path.is_file() and path.suffix == ".gguf":
         return path
     if path.is_dir():

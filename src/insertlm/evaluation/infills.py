@@ -1,9 +1,9 @@
-"""How good filled-in texts are: the change of NLL and of entropy, in percent of what they are compared with.
+"""How good filled-in texts are: the change of NLL and entropy, in percent of the text they are compared with.
 
-A text is compared with the truth, and with the input: what was given, its blanks removed. Changes are taken text by
-text and then averaged, as in the paper. All three sides are scored by the one rule of evaluator.py, with BOS. (The
-published code scores inputs without BOS and the texts with it, and lets some mask tokens stand in the inputs; those
-numbers and these cannot be compared to the last digit.)
+A filled-in text is compared with the truth and with the input, which is the given text without its blanks. Changes are
+computed for every text and then averaged, as in the paper. All three are scored with BOS, by the one rule of
+evaluator.py. (The published code scores inputs without BOS but the other texts with it, and leaves some mask tokens in
+the inputs, so its numbers differ from these in the last digits.)
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Change", "Comparison", "Infilled", "compare", "read_infilled"]
 
 
 class Infilled(msgspec.Struct, frozen=True):
-    """One line of a set. pieces: what was given, in order, with a blank between neighbours; removed: what the blanks
-    hid; text: the truth; output: the whole text as a model filled it in"""
+    """One line of a file of `infill set`. pieces: the given text, with a blank between neighbours   removed: the true
+    text of each blank   text: the whole true text   output: the whole text as a model filled it in"""
 
     pieces: list[str]
     removed: list[str]
@@ -34,7 +34,7 @@ class Infilled(msgspec.Struct, frozen=True):
 
     @property
     def input(self) -> str:
-        """The pieces closed up: of two spaces that meet where a blank was, one goes."""
+        """The pieces joined. Where two spaces meet at a blank, one is dropped."""
         joined = self.pieces[0] if self.pieces else ""
         for piece in self.pieces[1:]:
             joined += piece.lstrip() if re.search(r"\s$", joined) or not joined else piece
@@ -43,7 +43,7 @@ class Infilled(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Change:
-    """Percent, averaged over texts, with the standard error; below 0: the filled-in text has less of it."""
+    """In percent, averaged over texts, with standard errors. Below 0: the filled-in text has less."""
 
     nll: float
     nll_error: float
@@ -53,8 +53,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """count: texts that are compared   left_out: the numbers, from 1, of those that have no tokens on one of the sides,
-    or of which a side has no entropy to compare with (a single token, or one token over and over)"""
+    """count: texts that are compared   left_out: numbers, from 1, of texts where one side has no tokens, or where the
+    NLL or entropy to compare with is 0 (a single token, or the same token over and over)"""
 
     count: int
     left_out: list[int]
@@ -62,7 +62,7 @@ class Comparison:
 
 
 def read_infilled(path: Path, count: int | None = None) -> list[Infilled]:
-    """The lines of a JSONL file; other fields than those of `Infilled` are ignored."""
+    """The lines of a JSONL file. Fields that `Infilled` does not have are ignored."""
     found = []
     for number, record in enumerate(read_records(path, count), start=1):
         try:
@@ -73,7 +73,7 @@ def read_infilled(path: Path, count: int | None = None) -> list[Infilled]:
 
 
 def compare(outputs: Sequence[TextScore | None], others: Sequence[TextScore | None]) -> Comparison:
-    """outputs: of the texts as filled in; others: of what each is compared with."""
+    """outputs: scores of the filled-in texts   others: scores of the texts they are compared with"""
     left_out: list[int] = []
     nll: list[float] = []
     entropy: list[float] = []

@@ -1,7 +1,7 @@
-"""Results that come one by one, kept in a JSON-lines file: what is there is not computed again.
+"""Results that come one by one, kept in a JSONL file so that no result is computed twice.
 
-A result is found by a key that says everything it depends on, so one file may serve many calls, in any order, and a
-changed setting never meets an old result.
+The key of a result is a hash of everything it depends on. So one file may serve many calls in any order, and a changed
+setting never finds an old result.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["Journal", "key_of"]
 
 
 def key_of(*parts: Any) -> str:
-    """One name for any JSON values, the same in every process."""
+    """A hash of any JSON values, the same in every process."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class Journal:
-    """A dictionary from keys to records that survives a kill, but for the line being written. Without a path it lives
-    in memory. To be used in a `with`; nothing is written, or even created, before the first new record."""
+    """A dictionary from keys to records. A killed process loses at most the line that it was writing. Without a path it
+    is kept in memory. Use it in a `with`; the file is created when the first new record is added."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path, self._end = path, 0  # the end: of the last whole line
+        self._path, self._end = path, 0  # where the last whole line ends
         self._file: IO[bytes] | None = None
         self._records: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
@@ -42,19 +42,19 @@ class Journal:
         return self._records[key]
 
     def add(self, key: str, record: Mapping[str, Any]) -> None:
-        """Keep a record and hand its line to the system, so that a kill loses none."""
+        """Keep a record, and flush its line so that a kill does not lose it."""
         self._records[key] = dict(record)
         if self._path is None:
             return
         with writing(self._path):
             if self._file is None:
                 self._file = self._path.open("ab")
-                self._file.truncate(self._end)  # a line that a kill has torn
+                self._file.truncate(self._end)  # drops a line that a kill cut short
             self._file.write(json.dumps({"key": key, **record}, allow_nan=False).encode() + b"\n")
             self._file.flush()
 
     def _read(self, path: Path) -> None:
-        """Only the last line can be torn, and then it has no end."""
+        """Only the last line can be cut short; it then has no line break."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -66,7 +66,7 @@ class Journal:
                 self._records[record.pop("key")] = record
             except (ValueError, AttributeError, KeyError, TypeError) as error:
                 raise InsertlmError(
-                    f"{path}, line {number}: expected a result of an earlier call; move the file away to start anew"
+                    f"{path}, line {number}: expected a result of an earlier call; move the file away to start again"
                 ) from error
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
 """A language model as a judge: every text gets a score from 1 to 5 for each rubric.
 
-The judge answers greedily, with at most 1,000 tokens. An answer in which no score can be found is kept and counted, and
-is in no mean. Judges are local models (prompted with the bare text, as Prometheus 2 is in the paper) or whatever
-answers as OpenAI's chat completions do.
+The judge answers greedily, with at most 1,000 tokens. An answer without a score is kept and counted, but left out of
+the means. A judge is a local model, prompted without a chat template as Prometheus 2 is in the paper, or a server with
+OpenAI's chat completions.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from insertlm.evaluation.rubrics import RUBRICS, SYSTEM, parse_score, prompt
 __all__ = ["MOST_TOKENS", "Judge", "LocalJudge", "Verdict", "judge_texts", "summarise_verdicts"]
 
 MOST_TOKENS = 1000  # of an answer
-_TOGETHER = 8  # questions that a local model answers at once
+_TOGETHER = 8  # questions in a batch of a local model
 
 
 class Judge(Protocol):
-    """Something that answers questions. identity: what its answers are kept under"""
+    """Something that answers questions. identity: a key for the model, under which the journal keeps its answers"""
 
     @property
     def identity(self) -> str: ...
 
     def answers(self, questions: Sequence[str]) -> Iterable[tuple[int, str]]:
-        """The number of each question and its answer, as they come. The system sentence belongs before each."""
+        """The number of each question with its answer, in any order. The judge puts SYSTEM before each question."""
         ...
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one rubric over all texts. score: mean of those found (None: none was); shares: of the scores 1 to
-    5, in percent; unparsable: the numbers, from 1, of the texts for which no score was found in the answer"""
+    """One rubric over all texts. score: the mean (None: no answer has a score)   shares: of the scores 1 to 5, in
+    percent   unparsable: numbers, from 1, of the texts whose answer has no score"""
 
     score: float | None
     error: float
@@ -53,8 +53,8 @@ def judge_texts(
     journal: Journal,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, list[int | None]]:
-    """The scores of all texts by rubric; an empty text is not shown to the judge and has None. `progress` is told how
-    many of all questions are done."""
+    """The scores of all texts by rubric. An empty text is not judged and has None. `progress` is called with the number
+    of finished questions."""
     keys = {
         (name, number): key_of("judge", judge.identity, SYSTEM, prompt(text, RUBRICS[name]))
         for name in rubrics
@@ -88,7 +88,7 @@ def _verdict(texts: Sequence[str], scores: Sequence[int | None]) -> Verdict:
 
 
 class LocalJudge:
-    """A model of transformers, loaded when it is first asked."""
+    """A model of transformers. It is loaded when it is first asked, so a finished journal needs no model."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.name, self.device = name, device
@@ -99,7 +99,7 @@ class LocalJudge:
         return model_identity(self.name, self._place)
 
     def answers(self, questions: Sequence[str]) -> Iterator[tuple[int, str]]:
-        """Questions of like lengths together, the longest first."""
+        """In batches of similar lengths, the longest first, so that running out of memory shows at once."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         model, tokenizer = load_pretrained(self.name, self._place, self.device, dtype)
         tokenizer.padding_side = "left"

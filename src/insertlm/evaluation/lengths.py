@@ -1,4 +1,4 @@
-"""Lengths of texts, and whether two sets of them could come from one source."""
+"""Lengths of texts, and whether two samples could come from one distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class Lengths:
-    """mean: of all; quantiles: by their share in percent, as text"""
+    """quantiles: by the share below them in percent, such as "5" """
 
     mean: float
     quantiles: dict[str, float]
@@ -23,9 +23,9 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two samples. distance: Kolmogorov and Smirnov's, the largest gap between their shares of texts up to a length, 0
-    to 1; p_value: the chance of such a gap, or a larger one, if both came from one source (by the limit for large
-    samples, cautious where lengths tie); shift: the first one's mean minus the second's, in tokens"""
+    """Between two samples. distance: the Kolmogorov–Smirnov statistic, the largest gap between their distribution
+    functions, 0 to 1   p_value: the probability of this gap or a larger one if both came from one distribution
+    (asymptotic; conservative where lengths tie)   shift: the first mean minus the second, in tokens"""
 
     distance: float
     p_value: float
@@ -46,13 +46,13 @@ def compare_lengths(ours: Sequence[int], theirs: Sequence[int]) -> Difference:
     below_a, below_b = (np.searchsorted(x, places, side="right") / len(x) for x in (a, b))
     distance = float(np.abs(below_a - below_b).max())
     root = math.sqrt(len(a) * len(b) / (len(a) + len(b)))
-    # Stephens' correction makes the limit good from a handful of samples on.
+    # Stephens' correction makes the asymptotic p-value accurate for small samples, too.
     p_value = _kolmogorov((root + 0.12 + 0.11 / root) * distance)
     return Difference(distance, p_value, float(a.mean() - b.mean()))
 
 
 def _kolmogorov(x: float) -> float:
-    """P(K > x) for Kolmogorov's limit distribution. The series alternates and falls fast unless x is near 0."""
+    """P(K > x) for the Kolmogorov distribution. Its alternating series converges fast unless x is near 0."""
     if x < 0.2:
         return 1.0
     terms = ((-1) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 101))

@@ -1,38 +1,38 @@
-"""How likely a model is to write a given text: exactly, or as a lower bound with a standard error.
+"""The probability that a model writes a given text: exactly, or as a lower bound with a standard error.
 
-The question is the same for every family: a text begins with `given` (perhaps nothing), the model goes on at its end;
-what is the probability that it writes `target`, and ends there? The end counts: an insertion model knows no other
-events than whole texts.
+The question is the same for every family: a text begins with `given`, which may be empty, and the model continues at
+its end. What is the probability that it writes `target` and ends there? The end counts, because an insertion model
+gives probabilities to whole texts only.
 
-**ARM: exact.** The sum of the logarithms of what the target's tokens and <eos> get, among words and <eos>.
+**ARM: exact.** The sum of the log-probabilities of the target's tokens and <eos>, among words and <eos>.
 
 **ILM: a bound.** The model as a distribution: at a text x it ends with probability s(x), the stop classifier's, or it
-inserts a token v behind the k-th token with probability p(k, v | x), the softmax over the open slots and the words.
+inserts a token v after the k-th token with probability p(k, v | x), the softmax over the open slots and the words.
 (The decoder with `joint` at temperature 1 draws from this p; it compares s with a threshold instead of drawing.)
-A target of L tokens is written by inserting its tokens in some order σ. The slots tell σ back, as the places of
-`list.insert` tell a permutation, so orders and ways to write the target are the same, equal tokens or not: L! of them.
-With x_t the given text and the first t tokens of σ, in reading order,
+A target of L tokens is written by inserting its tokens in some order σ. The slots determine σ, as the indices of
+`list.insert` determine a permutation, so there are L! ways to write the target, one for each order, even if some of its
+tokens are equal. With x_t the given text and the first t tokens of σ, in reading order,
 
     P(target) = s(x_L) Σ_σ w(σ),   w(σ) = Π_{t<L} (1 − s(x_t)) p(the next token of σ, in its slot | x_t).
 
-A sum is L! times a mean, and the logarithm of a mean is no less than the mean of logarithms (Jensen):
+The sum is L! times a mean, and the logarithm of a mean is at least the mean of the logarithms (Jensen):
 
     log P(target) ≥ log s(x_L) + log L! + E_σ log w(σ),   σ uniform.
 
-In E_σ the t-th term depends on the set of the first t tokens and the next one. The set is uniform among those of its
-size, and the next token uniform among the n = L − t missing ones: the mean over these is taken exactly, and is minus
-the token loss of training. (So the training loss, stop_weight 1, times L + 1, less log L!, is this bound on −log P, but
-for the slots and words that decoding leaves out.)
+In E_σ the t-th term depends on the set of the first t tokens and on the next token. The set is uniform among those of
+its size, and the next token is uniform among the n = L − t missing ones. The mean over the next token is computed
+exactly; it is minus the token loss of training. (So the training loss with stop_weight 1, times L + 1, minus log L!, is
+this bound on −log P, apart from the slots and words that decoding leaves out.)
 
-**MDM: a bound.** Cells of the block behind what is given, N with the pads, are unmasked one by one in an order drawn
-beforehand, uniformly; the network is told the masked share of the block as its time. Given the order P is a product, so
-that log P ≥ E_σ Σ_t log p, with no L!: here the order is part of what is drawn, and an MDM's text is one event under
-every order. The mean over the next cell is exact again. It is the bound of training, in discrete time.
+**MDM: a bound.** The N positions of the block after the given text, pads included, are unmasked one by one in a uniform
+random order, with the masked share of the block as the network's time. Given the order, P is a product, so log P ≥
+E_σ Σ_t log p. There is no L!, because the order is drawn before the tokens and every order can produce the text. The
+mean over the next position is exact again. This is the training bound in discrete time.
 
-**Monte Carlo.** Each of several orders gives an estimate of the bound: of its N states, `states` are looked at, evenly
-spaced from a random start, which leaves the expectation as it is. The value is the mean over orders; the error is its
-standard error. Orders come from a hash of the seed, so that texts of one length see the same ones. A target so short
-that all its states are no more than would be drawn gets them all: its bound has no error.
+**Monte Carlo.** Each of several orders gives an estimate of the bound from `states` of its N states, evenly spaced from
+a random start, which keeps the estimate unbiased. The value is the mean over orders, and the error its standard error.
+Orders come from a hash of the seed, so texts of one length share them. A target with no more states than would be drawn
+gets all of them, and its bound has no error.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ from insertlm.nn.losses import slot_logsumexp
 
 __all__ = ["Effort", "Estimate", "log_likelihood"]
 
-_START = (1 << 32) - 1  # a counter of noise that no cell has: where the states looked at begin
+_START = (1 << 32) - 1  # a counter of the noise that no token has; it draws where the evaluated states start
 
 
 class Estimate(NamedTuple):
-    """In nats. error: standard error of a bound; 0 and exact, or a bound whose every term was looked at"""
+    """In nats. error: the standard error of a bound; 0 if it is exact or all of its states were evaluated"""
 
     value: float
     error: float
     exact: bool
 
 
-_NEVER = Estimate(-math.inf, 0.0, False)  # of a text with a token that is never written
+_NEVER = Estimate(-math.inf, 0.0, False)  # for a text with a token that the model never writes
 
 
 class Effort(NamedTuple):
-    """orders: of insertion, at least 2   states: looked at in each, at most   batch_size: texts at once"""
+    """orders: insertion orders, at least 2   states: most states evaluated in each   batch_size: states at once"""
 
     orders: int = 8
     states: int = 32
@@ -116,68 +116,69 @@ def _of_arm(family: ARM, given: list[int], target: list[int], effort: Effort) ->
 
 @_estimate.register
 def _of_ilm(family: ILM, given: list[int], target: list[int], effort: Effort) -> Estimate:
-    look = _Insertions(family, given, target)
-    if not look.writable:
+    terms_of = _Insertions(family, given, target)
+    if not terms_of.writable:
         return _NEVER
-    [end] = look(torch.zeros(1, len(target), dtype=torch.bool, device=family.device)).tolist()
-    if not target:  # one way to write nothing, so this is all there is
+    [end] = terms_of(torch.zeros(1, len(target), dtype=torch.bool, device=family.device)).tolist()
+    if not target:  # there is one way to write nothing, so the bound is tight
         return Estimate(end, 0.0, True)
-    value, error = _sum_over_states(look, len(target), family.device, effort)
+    value, error = _sum_over_states(terms_of, len(target), family.device, effort)
     return Estimate(end + math.lgamma(len(target) + 1) + value, error, False)
 
 
 @_estimate.register
 def _of_mdm(family: MDM, given: list[int], target: list[int], effort: Effort) -> Estimate:
-    cells = family.config.block - len(given)
-    if len(target) > cells:
+    size = family.config.block - len(given)
+    if len(target) > size:
         raise InsertlmError(
             f"likelihoods: a text of {len(given) + len(target)} tokens; the block has {family.config.block}"
         )
-    look = _Masks(family, given, target)
-    if not look.writable:
+    terms_of = _Masks(family, given, target)
+    if not terms_of.writable:
         return _NEVER
-    value, error = _sum_over_states(look, cells, family.device, effort)
+    value, error = _sum_over_states(terms_of, size, family.device, effort)
     return Estimate(value, error, False)
 
 
 def _sum_over_states(
-    look: Callable[[Tensor], Tensor], cells: int, device: torch.device, effort: Effort
+    terms_of: Callable[[Tensor], Tensor], size: int, device: torch.device, effort: Effort
 ) -> tuple[float, float]:
-    """The sum over n = 1 … cells of the mean term of states in which n cells are missing, and its standard error.
-    look: [K, cells] bool, what is missing in each of some states, to their terms [K]"""
+    """The sum over n = 1 … size of the mean term of states in which n tokens are missing, and its standard error.
+    terms_of: from states, [K, size] bool with True for missing tokens, to their terms [K]"""
     if effort.orders < 2:
         raise InsertlmError(f"likelihoods: expected 2 orders or more, for a standard error, got {effort.orders}")
-    if 2**cells <= effort.orders * min(effort.states, cells):
-        return _all_states(look, cells, device, effort), 0.0
-    return _some_states(look, cells, device, effort)
+    if 2**size <= effort.orders * min(effort.states, size):
+        return _all_states(terms_of, size, device, effort), 0.0
+    return _some_states(terms_of, size, device, effort)
 
 
-def _all_states(look: Callable[[Tensor], Tensor], cells: int, device: torch.device, effort: Effort) -> float:
-    """Where there are no more of them than would be drawn."""
-    numbers = torch.arange(1, 2**cells, device=device)
-    states = (numbers[:, None] >> torch.arange(cells, device=device)) % 2 == 1
-    terms = torch.cat([look(part) for part in torch.split(states, effort.batch_size)]).double()
-    shares = torch.tensor([1 / math.comb(cells, n) for n in range(cells + 1)], dtype=torch.float64, device=device)
+def _all_states(terms_of: Callable[[Tensor], Tensor], size: int, device: torch.device, effort: Effort) -> float:
+    """Exactly, by evaluating every state."""
+    numbers = torch.arange(1, 2**size, device=device)
+    states = (numbers[:, None] >> torch.arange(size, device=device)) % 2 == 1
+    terms = torch.cat([terms_of(part) for part in torch.split(states, effort.batch_size)]).double()
+    shares = torch.tensor([1 / math.comb(size, n) for n in range(size + 1)], dtype=torch.float64, device=device)
     return float((terms * shares[states.sum(1)]).sum())
 
 
 def _some_states(
-    look: Callable[[Tensor], Tensor], cells: int, device: torch.device, effort: Effort
+    terms_of: Callable[[Tensor], Tensor], size: int, device: torch.device, effort: Effort
 ) -> tuple[float, float]:
-    shown = min(effort.states, cells)
+    """An estimate from `count` states of every order, evenly spaced from a random start."""
+    count = min(effort.states, size)
     order = torch.arange(effort.orders, device=device)[:, None]
-    draw = hash32(effort.seed, order, torch.arange(cells, device=device))
-    rank = draw.argsort(dim=1, stable=True).argsort(dim=1)  # when each cell goes missing, the first is 0
+    draw = hash32(effort.seed, order, torch.arange(size, device=device))
+    rank = draw.argsort(dim=1, stable=True).argsort(dim=1)  # tokens go missing in this order
     first = uniform(effort.seed, order, _START)
-    missing = 1 + ((first + torch.arange(shown, device=device)) * (cells / shown)).long().clamp(max=cells - 1)
+    missing = 1 + ((first + torch.arange(count, device=device)) * (size / count)).long().clamp(max=size - 1)
     states = (rank[:, None, :] < missing[:, :, None]).flatten(0, 1)
-    terms = torch.cat([look(part) for part in torch.split(states, effort.batch_size)])
-    totals = terms.double().view(effort.orders, shown).sum(1) * (cells / shown)
+    terms = torch.cat([terms_of(part) for part in torch.split(states, effort.batch_size)])
+    totals = terms.double().view(effort.orders, count).sum(1) * (size / count)
     return float(totals.mean()), float(totals.std() / math.sqrt(effort.orders))
 
 
 class _Insertions:
-    """An ILM on states of one text: rows `<stop> <bos> given target`, of which some of the target is missing."""
+    """The terms of an ILM for states of one text: rows `<stop> <bos> given target` with target tokens missing."""
 
     def __init__(self, family: ILM, given: list[int], target: list[int]) -> None:
         self.family, self.given = family, len(given) + 2
@@ -188,8 +189,8 @@ class _Insertions:
         self.writable = bool(torch.isin(self.target, family.writable).all())
 
     def __call__(self, missing: Tensor) -> Tensor:
-        """The logarithms of going on and of the insertion, a mean over what is missing; of ending, if nothing is.
-        [K, L] to [K]"""
+        """The log-probability of not ending plus the mean one of inserting a missing token; if none is missing, the
+        log-probability of ending. [K, L] to [K]"""
         family, count = self.family, missing.sum(1)
         keep = torch.cat([missing.new_ones(len(missing), self.given), ~missing], 1)
         packing = Packing(keep)
@@ -198,7 +199,7 @@ class _Insertions:
         with family.backbone.autocast():
             hidden = family.backbone(tokens, positions, PackedAttention(packing.segments))
         stop = family.stop(hidden.index_select(0, packing.starts)).log_softmax(-1)
-        is_slot = keep[:, self.given - 1 :]  # the last token that is given, and those of the target
+        is_slot = keep[:, self.given - 1 :]  # the slots after the last given token and after those of the target
         slots = packing.where[:, self.given - 1 :]
         mass = torch.full_like(slots, -torch.inf, dtype=hidden.dtype)
         mass[is_slot] = slot_logsumexp(hidden[slots[is_slot]], self.words)
@@ -210,7 +211,7 @@ class _Insertions:
 
 
 class _Masks:
-    """An MDM on states of one text: blocks of which some cells behind the given ones are masked."""
+    """The terms of an MDM for states of one text: blocks with some positions after the given ones masked."""
 
     def __init__(self, family: MDM, given: list[int], target: list[int]) -> None:
         block, pad, device = family.config.block, family.specials.pad, family.device
@@ -219,7 +220,7 @@ class _Masks:
         self.writable = bool(torch.isin(self.block[len(given) :], family.words).all())
 
     def __call__(self, missing: Tensor) -> Tensor:
-        """The mean over masked cells of the logarithm of what is right there. [K, N] to [K]"""
+        """The mean over masked positions of the log-probability of the right token. [K, N] to [K]"""
         family, count = self.family, len(missing)
         masked = torch.cat([missing.new_zeros(count, self.given), missing], 1)
         bos = torch.full((count, 1), family.specials.bos, device=missing.device)

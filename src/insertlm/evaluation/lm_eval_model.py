@@ -1,13 +1,13 @@
-"""Models of this library for lm-evaluation-harness. To import this module registers them as `insertlm`.
+"""Models of this library for lm-evaluation-harness. Importing this module registers them as `insertlm`.
 
 Design choices:
-- A likelihood is the probability that a text which begins with the context goes on with the continuation, and ends
-  there; see evaluation/likelihood.py. Of an ARM it is exact. **Of an ILM and an MDM it is a lower bound**, with a
-  standard error; the harness has no place for one beside each answer, so `config` in its results holds the mean and the
-  largest of all.
-- Writing is infilling with one blank, at the end of the context; the fill is cut at the first of the task's `until`.
-- A context that is too long loses its beginning. A text that is too long to be scored is scored in pieces, each as a
-  text of its own.
+- A likelihood is the probability that a text which begins with the context continues with the continuation and ends
+  there; see evaluation/likelihood.py. For an ARM it is exact. **For an ILM and an MDM it is a lower bound** with a
+  standard error. The harness has no field for an error beside each answer, so `config` in its results holds the mean
+  and the largest.
+- To generate is to fill in one blank at the end of the context. The fill is cut at the first of the task's `until`.
+- A context that is too long loses its beginning. A text that is too long to score is scored in pieces, each as a text
+  of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import lm_eval.models  # noqa: F401  # before ours is registered: the harness adds its own only where there are none
+import lm_eval.models  # noqa: F401  # before ours is registered: the harness registers its own only in an empty table
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
@@ -32,15 +32,21 @@ from insertlm.text.blanks import is_control
 __all__ = ["InsertlmLM"]
 
 _BATCH = 64
-# What the harness says when nobody said anything. Results are the same for any batch size.
+# What the harness passes when the user gave nothing. Results do not depend on the batch size.
 _NO_SIZE, _NO_DEVICE = (None, 1, "1", "auto"), "cuda:0"
-_MOST_WRITTEN = 256  # tokens, as elsewhere in the harness
-_MOST_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # that tasks have for it
+_MOST_WRITTEN = 256  # tokens, as for other models of the harness
+_MOST_NAMES = (
+    "max_gen_toks",
+    "max_new_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+)  # the names that tasks use for it
 
 
 @register_model("insertlm")
 class InsertlmLM(LM):  # type: ignore[misc]
-    """pretrained: run folder, export, Hub id or bundled name   orders, states: see Effort   settings: decode keys"""
+    """pretrained: run folder, exported folder, Hub id or bundled name   orders, states: see Effort   settings: keys of
+    the `decode` section"""
 
     def __init__(
         self,
@@ -68,11 +74,11 @@ class InsertlmLM(LM):  # type: ignore[misc]
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a text."""
+        """The most tokens that a text may have."""
         return self.model.family.longest_text
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes into `config` of its results."""
+        """Fields for `config` in the results of the harness."""
         errors = [estimate.error for estimate in self.estimates if not estimate.exact]
         if not errors:
             return {"insertlm_likelihood": "exact"} if self.estimates else {}
@@ -104,8 +110,8 @@ class InsertlmLM(LM):  # type: ignore[misc]
         return answers
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Ids of what is given, as many as fit, and of what is to be written. They are those of the whole text; spaces
-        at the end of the context belong to the word behind them."""
+        """Ids of the context, as many as fit, and of the continuation. Both are tokenised together. Spaces at the end
+        of the context belong to the word after them."""
         kept = context.rstrip()
         ids = self.text_tokenizer.encode(context + continuation)
         start = len(self.text_tokenizer.encode(kept))
@@ -119,7 +125,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         return self.estimates[-1]
 
     def _greedy(self, contexts: Sequence[list[int]], most: int) -> list[list[int] | None]:
-        """What the model itself would write behind each, None if it would not end; an MDM cannot continue a text."""
+        """What the model would write after each, None if it would not end; an MDM cannot continue a text."""
         if not self.model.family.abilities.decides_length:
             return [None] * len(contexts)
         prompts = {tuple(given): Prompt([], 0, given, frozenset({len(given)})) for given in contexts}
@@ -146,7 +152,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         return answers
 
     def _write(self, contexts: Sequence[str], asked: dict[str, Any]) -> list[str]:
-        """asked: the task's generation_kwargs"""
+        """asked: generation_kwargs of the task"""
         settings, most, until = self._settings(asked)
         wanted = [self._blank(context, most) for context in contexts]
         with progress_bar("writing", len(wanted)) as advance:
@@ -154,7 +160,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         return [_cut(infilling.fills[0], until) for infilling in written]
 
     def _settings(self, asked: dict[str, Any]) -> tuple[DecodeConfig, int, list[str]]:
-        """How to decode, most tokens, and what a text is cut at."""
+        """The decoding settings, the most tokens, and the strings at which a text is cut."""
         asked = dict(asked)
         until, sampled = asked.pop("until", None) or [], asked.pop("do_sample", None)
         most = next((asked.pop(name) for name in _MOST_NAMES if name in asked), _MOST_WRITTEN)
@@ -172,15 +178,15 @@ class InsertlmLM(LM):  # type: ignore[misc]
         return settings, most, [until] if isinstance(until, str) else list(until)
 
     def _blank(self, context: str, most: int) -> Request:
-        """A text with a blank at its end, cut at its beginning if the model does not take it all."""
+        """The context with a blank at its end. If it is too long for the model, its beginning is cut off."""
         room = self.max_length - min(most, self.max_length // 2)
         seen = "".join(" " if is_control(character) else character for character in context)
         ids = self.text_tokenizer.encode(seen)
         if len(ids) > room:
-            seen = self.text_tokenizer.decode(ids[-room:]).lstrip("\ufffd")  # what is left of a character that was cut
+            seen = self.text_tokenizer.decode(ids[-room:]).lstrip("\ufffd")  # half of a character that was cut
         return Request(seen, [(len(seen), len(seen))]) if seen else Request("___")
 
 
 def _cut(text: str, until: Sequence[str]) -> str:
-    """What is before the first of these."""
+    """The text before the first of these."""
     return text[: min((place for end in until if end and (place := text.find(end)) >= 0), default=len(text))]

@@ -1,4 +1,4 @@
-"""The losses of training on examples that are not trained on: the cheap measure for tasks without a right answer."""
+"""The training losses on held-out examples: a cheap measure for tasks without right answers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from insertlm.tasks.base import Examples
 
 __all__ = ["mean_losses"]
 
-_SEED = 0x10557  # of the noise, the same for every model, so that runs and steps compare
+_SEED = 0x10557  # of the noise, the same for every model so that runs and steps can be compared
 
 
 @torch.no_grad()
 def mean_losses(
-    family: Family, examples: Examples, batch_size: int, *, halved: bool, processes: Processes
+    family: Family, examples: Examples, batch_size: int, *, bf16: bool, processes: Processes
 ) -> dict[str, float]:
-    """Means of the family's losses, each example corrupted once, always in the same way, whatever the batch size.
-    halved: products in bfloat16"""
+    """Means of the family's losses. Each example is corrupted once, in the same way whatever the batch size.
+    bf16: matrix products in bfloat16"""
 
     def measure(first: int) -> dict[str, tuple[float, float]]:
-        """Of each: its sum, and of how many things."""
+        """The sum of each loss in a batch, and the number of terms in it."""
         chosen = np.arange(first, min(first + batch_size, len(examples)))
         number = torch.from_numpy(chosen)
         rows = family.rows(examples.take(chosen)).to(family.device)
         noise = Noise(_SEED, number.to(family.device), torch.zeros_like(number, device=family.device))
-        with torch.autocast(family.device.type, torch.bfloat16, enabled=halved):
+        with torch.autocast(family.device.type, torch.bfloat16, enabled=bf16):
             losses = family.losses(rows, noise)
         values = {"loss": losses.total, **losses.parts}
         sizes = {name: float(losses.size(name, len(chosen))) for name in values}

@@ -1,7 +1,7 @@
 """Per-token negative log-likelihood, entropy and length of texts under an evaluator.
 
-The numbers of the paper's Table 2: means over texts, each text counting the same. The mean over tokens, in which
-long texts count more, stands beside them. What is scored, and behind which token: evaluator.py.
+These are the numbers of the paper's Table 2: means over texts, with equal weight for every text. The mean over tokens,
+in which long texts count more, is given beside them. evaluator.py says which tokens are scored.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from insertlm.evaluation.lengths import Lengths, describe_lengths
 
 __all__ = ["Summary", "mean_and_error", "score_texts", "summarise"]
 
-_CHUNK = 1024  # texts that are tokenised and sorted by length together
+_CHUNK = 1024  # texts that are tokenised together and sorted by length
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over the texts that have tokens, in nats; *_error: standard error of a mean (0 for one text).
+    """Means over the texts that have tokens, in nats. *_error: the standard error of a mean (0 for one text)
 
-    count: all texts   empty: the numbers, from 1, of those without tokens, which are in no mean
-    cut: texts longer than the evaluator's context, of which only the beginning is scored
-    nll_by_token: mean over all tokens rather than texts   length: in the evaluator's tokens
+    count: of all texts   empty: numbers, from 1, of the texts without tokens, which are left out of the means
+    cut: how many texts are longer than the evaluator's context, so that only their beginning is scored
+    nll_by_token: the mean over tokens rather than texts   length: in tokens of the evaluator
     """
 
     count: int
@@ -46,7 +46,7 @@ def score_texts(
     journal: Journal,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[TextScore | None]:
-    """One score a text, None for an empty one. What the journal knows is not scored again, equal texts only once."""
+    """A score for each text, None for an empty one. Texts in the journal are not scored again, equal texts once."""
     keys = [key_of("nll", evaluator.identity, text) for text in texts]
     missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in journal}.items())
     done = len(texts) - len(missing)

@@ -1,6 +1,6 @@
-"""What a judge is asked: six rubrics, in the direct-assessment format that Prometheus 2 was trained on.
+"""The questions for a judge: six rubrics in the direct-assessment format that Prometheus 2 was trained on.
 
-The order of the parts, their headings and the ending `[RESULT] n` are that format; the words are our own.
+The order of the parts, their headings and the ending `[RESULT] n` are from that format; the wording is our own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INSTRUCTION = "Write a short English text. You are free to choose what it is abo
 
 
 class Rubric(NamedTuple):
-    """question: what is judged   levels: what a text is like that deserves 1, 2, 3, 4 or 5"""
+    """question: what is judged   levels: descriptions of texts that deserve 1, 2, 3, 4 and 5"""
 
     question: str
     levels: tuple[str, str, str, str, str]
@@ -89,7 +89,7 @@ RUBRICS = {
 
 
 def prompt(text: str, rubric: Rubric) -> str:
-    """The question about one text. The system sentence goes before it."""
+    """The question about one text, to be sent after SYSTEM."""
     levels = "\n".join(f"Score {score}: {level}" for score, level in enumerate(rubric.levels, start=1))
     return f"""###Task Description:
 You are given an instruction, a response to it, and a score rubric that describes one criterion.
@@ -112,7 +112,7 @@ You are given an instruction, a response to it, and a score rubric that describe
 
 
 def parse_score(answer: str) -> int | None:
-    """The whole number behind the last [RESULT]; None if there is none from 1 to 5."""
+    """The score after the last [RESULT]; None if no number from 1 to 5 is there."""
     _, found, rest = answer.rpartition("[RESULT]")
     match = re.match(r"\W{0,4}([1-5])(?![\d]|[.,]\d)", rest)
     return int(match[1]) if found and match else None

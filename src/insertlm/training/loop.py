@@ -235,7 +235,7 @@ class _Run:
 
     def _losses(self, family: Family, examples: Examples) -> dict[str, float]:
         size, halved = self.recipe.train.batch_size, self.step.halved
-        return mean_losses(family, examples, size, halved=halved, processes=self.processes)
+        return mean_losses(family, examples, size, bf16=halved, processes=self.processes)
 
     def _resume(self) -> int:
         """Load the newest checkpoint, or what a fresh run begins with; the number of steps done."""

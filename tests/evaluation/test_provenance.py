@@ -1,4 +1,4 @@
-"""An evaluation adds up, and says where it comes from."""
+"""Scores of an evaluation add up, and its record says where it comes from."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import insertlm
-from insertlm.evaluation.accuracy import accuracy
-from insertlm.evaluation.report import Scores, evaluate, provenance
+from insertlm.evaluation.accuracy import Scores, accuracy, evaluate
+from insertlm.evaluation.provenance import provenance
 from insertlm.families.ilm import ILM
 from insertlm.inference.scheduler import generate
 from insertlm.inference.settings import DecodeConfig, Prompt
@@ -63,6 +63,6 @@ def test_every_example_has_a_seed_of_its_own(tiny_ilm: Callable[..., ILM], monke
         seeds.extend(prompt.seed for prompt in prompts)
         return generate(family, prompts, *what)
 
-    monkeypatch.setattr("insertlm.evaluation.report.generate", spy)
+    monkeypatch.setattr("insertlm.evaluation.accuracy.generate", spy)
     evaluate(tiny_ilm(words=6), task, task.examples("test", 4), DecodeConfig(max_steps=2), 3)
     assert seeds == [0, 1, 2, 3]

@@ -203,10 +203,10 @@ def test_without_a_key_none_is_sent(server: Server) -> None:
 
 
 def test_many_questions_are_asked_at_once(server: Server, endpoint: Callable[..., Endpoint]) -> None:
-    server.delay = 0.2
+    server.delay = 0.5
     start = time.monotonic()
     found = dict(endpoint(together=8).answers([f"{number}?" for number in range(16)]))
-    assert time.monotonic() - start < 1.6  # one after the other: 3.2
+    assert time.monotonic() - start < 4  # one after the other: 8
     assert sorted(found) == list(range(16))
 
 

@@ -260,8 +260,21 @@ class Model:
 
     def settings(self, overrides: Sequence[tuple[str, str]] = (), /, **changes: Any) -> DecodeConfig:
         """The recipe's `decode` section with some keys changed. overrides: as the command line has them, such as
-        ("decode.temperature", "0.8")"""
-        return change_decode(override_decode(self.recipe.decode, overrides), changes)
+        ("decode.temperature", "0.8")
+
+        `max_tokens` without `max_steps` allows as many steps as the tokens may need.
+        """
+        settings = change_decode(override_decode(self.recipe.decode, overrides), changes)
+        changed = {key.removeprefix("decode.") for key, _ in overrides} | changes.keys()
+        if "max_steps" in changed or "max_tokens" not in changed:
+            return settings
+        return self.limit_tokens(settings, settings.max_tokens)
+
+    def limit_tokens(self, settings: DecodeConfig, most: int | None) -> DecodeConfig:
+        """These settings with at most so many tokens, and as many steps as they may need. (But where the number of
+        steps is a schedule, as of an MDM, it stays: it would be another text.)"""
+        steps = settings.max_steps if self.family.abilities.schedules_steps else max(settings.max_steps, most or 0)
+        return change_decode(settings, {"max_tokens": most, "max_steps": steps})
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text."""

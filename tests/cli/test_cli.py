@@ -216,7 +216,7 @@ def test_a_family_that_cannot_tell_when_it_is_done(
 ) -> None:
     """And that writes both tokens at once: null and a dash, and one line."""
     events = [Insertion(0, rank, token, -0.5, None) for rank, token in enumerate((1, 3))]
-    written = [Trajectory([1, 3, 1, 3], [], events, stop_probability=None, complete=True)]
+    written = [Trajectory([1, 3, 1, 3], [], events, stop_probability=None)]
     monkeypatch.setattr("insertlm.cli.generate.write", lambda *_: written)
     [record] = map(json.loads, output(capsys, "generate", RUN, "--prompt", GRAPH, "--json").splitlines())
     assert record["stop_probability"] is None

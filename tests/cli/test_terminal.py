@@ -13,7 +13,7 @@ from insertlm.core.progress import progress_bar
 from insertlm.inference.trajectory import Insertion, Trajectory
 
 EVENTS = [Insertion(0, 0, 7, -0.5, 0.0), Insertion(1, 0, 12, -1.25, 0.25), Insertion(2, 2, 3, -2.0, 0.5)]
-PATH = Trajectory([], [], EVENTS, 0.999, complete=True)  # 12 7 3
+PATH = Trajectory([], [], EVENTS, 0.999)  # 12 7 3
 
 
 def printed(renderable: RenderableType, width: int = 100, colours: bool = False) -> list[str]:
@@ -47,7 +47,7 @@ def test_tokens_move_closer_and_then_close_up_where_there_is_less_room() -> None
 def test_a_step_that_writes_several_tokens_is_one_line() -> None:
     """With the number of its step, all its tokens marked, and the sum of their log-probabilities."""
     events = [Insertion(0, 0, 12, -0.5, 0.0), Insertion(0, 1, 3, -1.0, 0.0), Insertion(4, 1, 7, -0.25, 0.75)]
-    assert printed(show_trajectory(Trajectory([], [], events, 1.0, complete=True), str, 100))[1:4] == [
+    assert printed(show_trajectory(Trajectory([], [], events, 1.0), str, 100))[1:4] == [
         "    0     ·   ·   ·          0.000",
         "    1   ›12   ·  ›3  -1.500  0.750",
         "    5    12  ›7   3  -0.250  1.000",
@@ -56,14 +56,14 @@ def test_a_step_that_writes_several_tokens_is_one_line() -> None:
 
 def test_a_probability_the_model_cannot_tell_is_a_dash() -> None:
     event = Insertion(0, 0, 7, -0.5, None)
-    assert printed(show_trajectory(Trajectory([], [], [event], None, complete=True), str, 100))[1:3] == [
+    assert printed(show_trajectory(Trajectory([], [], [event], None), str, 100))[1:3] == [
         "    0    ·              –",
         "    1   ›7   -0.500     –",
     ]
 
 
 def test_given_tokens_are_there_from_the_start_and_never_marked() -> None:
-    infilled = Trajectory([], [1, 2], [Insertion(0, 1, 9, -0.5, 0.1)], 0.9, complete=True)
+    infilled = Trajectory([], [1, 2], [Insertion(0, 1, 9, -0.5, 0.1)], 0.9)
     assert printed(show_trajectory(infilled, str, 100))[1:3] == [
         "    0    1  ·  2          0.100",
         "    1    1 ›9  2  -0.500  0.900",
@@ -71,10 +71,7 @@ def test_given_tokens_are_there_from_the_start_and_never_marked() -> None:
 
 
 def test_an_empty_text_has_one_line() -> None:
-    assert (
-        printed(show_trajectory(Trajectory([], [], [], 0.75, complete=True), str, 100))[1]
-        == "    0               0.750"
-    )
+    assert printed(show_trajectory(Trajectory([], [], [], 0.75), str, 100))[1] == "    0               0.750"
 
 
 def test_names_are_text_not_markup_and_may_be_wide() -> None:

@@ -100,7 +100,7 @@ class Parrot:
 
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
         self.batches.append(len(prompts))
-        return [Trajectory([], prompt.prefix, [], 1.0, complete=True) for prompt in prompts]
+        return [Trajectory([], prompt.prefix, [], 1.0) for prompt in prompts]
 
 
 @pytest.mark.parametrize(("batch_size", "batches"), [(3, [3, 3, 1]), (7, [7]), (100, [7]), (1, [1] * 7)])

@@ -117,7 +117,7 @@ def test_a_model_writes_from_empty_prompts(monkeypatch: pytest.MonkeyPatch) -> N
 
         def decode(self, prompts: Any, settings: DecodeConfig) -> list[Trajectory]:
             assert all((prompt.prefix, prompt.start) == ([], []) for prompt in prompts)
-            return [Trajectory([], [], [Insertion(0, 0, p.seed, 0.0, None)], None, complete=True) for p in prompts]
+            return [Trajectory([], [], [Insertion(0, 0, p.seed, 0.0, None)], None) for p in prompts]
 
     star = load("star-hard-mini", "cpu")
     with pytest.raises(InsertlmError, match="its task starts from a prompt; expected a model that writes texts freely"):

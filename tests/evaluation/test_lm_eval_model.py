@@ -214,13 +214,13 @@ def test_long_contexts_lose_their_beginning(run: Path) -> None:
 )
 def test_the_task_says_whether_to_sample(run: Path, asked: dict[str, Any], temperature: float) -> None:
     settings, most, until = InsertlmLM(str(run), temperature=0.3)._settings({**asked, "until": "x"})
-    assert (settings.temperature, settings.max_steps, most, until) == (temperature, 256, 256, ["x"])
+    assert (settings.temperature, settings.max_tokens, most, until) == (temperature, 256, 256, ["x"])
 
 
 @pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
 def test_tasks_have_several_names_for_the_most_tokens(run: Path, name: str) -> None:
     settings, most, _ = InsertlmLM(str(run))._settings({name: 7, "num_beams": 1})
-    assert (settings.max_steps, most) == (7, 7)
+    assert (settings.max_tokens, most) == (7, 7)
 
 
 def test_a_context_may_hold_anything(run: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -112,3 +113,27 @@ def test_a_tied_model_keeps_its_words_once_and_reads_them_either_way(config: Any
         other.load_state_dict({**state, "unembedding.weight": state["backbone.embedding.weight"] + 1})
     with pytest.raises(RuntimeError, match=r"Missing key.*backbone\.embedding\.weight"):
         other.load_state_dict({name: value for name, value in state.items() if "embedding" not in name})
+
+
+@EVERY
+def test_a_limit_on_tokens_cuts_a_text_and_changes_nothing_else(config: AnyFamily, decode: DecodeConfig) -> None:
+    """With so many tokens as a text has, and with any fewer: it is the beginning of what would have been written,
+    however many tokens come in a step."""
+    torch.manual_seed(0)
+    family = config.build(MODEL, TASK.tokenizer).double().eval()
+    torch.nn.init.normal_(family.get_parameter("unembedding.weight"))
+    changes: dict[str, Any] = {"temperature": 1.0, "max_steps": 4}
+    if family.abilities.stop_threshold:
+        changes["stop_threshold"] = 1.0
+    if family.abilities.parallel:
+        changes |= {"parallel": 0, "order": "certainty"}
+    settings = msgspec.structs.replace(decode, **changes)
+    for seed in range(8):
+        [whole] = family.decode([Prompt([1, 2], seed)], settings)
+        for most in range(1, len(whole.events) + 1):
+            [cut] = family.decode([Prompt([1, 2], seed)], msgspec.structs.replace(settings, max_tokens=most))
+            step = cut.events[-1].step
+            assert len(cut.events) == most
+            assert [e for e in cut.events if e.step < step] == [e for e in whole.events if e.step < step]
+            assert {(e.step, e.token) for e in cut.events} <= {(e.step, e.token) for e in whole.events}
+            assert cut.limit in ("max_tokens", whole.limit if most == len(whole.events) else "max_tokens")

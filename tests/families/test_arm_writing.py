@@ -21,7 +21,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.families.arm import ARM
 from insertlm.inference.sampling import choose, draws
 from insertlm.inference.settings import DecodeConfig, Prompt
-from insertlm.inference.trajectory import Insertion, Trajectory
+from insertlm.inference.trajectory import Insertion, Limit, Trajectory
 
 Fits = Callable[[Tensor, Tensor], bool]
 NextLogits = Callable[[ARM, list[int], list[int]], Tensor]
@@ -55,9 +55,11 @@ class Plain:
             noise = draws(0, seed, len(events))
             word = int(choose(logits[None], noise, config.temperature, config.top_k, config.top_p))
             complete = word == len(logits) - 1
-            full = len(prompt.prefix) + 1 + len(text) == config.max_length or len(events) == config.max_steps
-            if complete or full:
-                return Trajectory(prompt.prefix, prompt.start, events, stop, complete)
+            row = len(prompt.prefix) + 1 + len(text)
+            if complete or row == config.max_length or len(events) in (config.max_tokens, config.max_steps):
+                reason: Limit = "max_length" if row == config.max_length else "max_steps"
+                limit = None if complete else "max_tokens" if len(events) == config.max_tokens else reason
+                return Trajectory(prompt.prefix, prompt.start, events, stop, limit)
             events.append(Insertion(len(events), len(text), word, float(log_probability[word]), stop))
             text.append(word)
 
@@ -70,6 +72,7 @@ def prompts(draw: st.DrawFn) -> Prompt:
 
 configs = st.builds(
     DecodeConfig,
+    max_tokens=st.sampled_from([None, None, 2, 4]),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
     top_k=st.integers(0, 3),
     top_p=st.sampled_from([0.3, 0.9, 1.0]),

@@ -45,7 +45,7 @@ class Script(Writer):
 
 def run(script: Script, count: int, max_steps: int) -> list[Trajectory]:
     script.row = torch.arange(count)
-    return decode(lambda: script, [Prompt([1, 2], start=[3])] * count, DecodeConfig(max_steps=max_steps))
+    return decode(lambda: script, [Prompt([1, 2], start=[3])] * count, DecodeConfig(max_steps=max_steps), 99)
 
 
 def test_rows_stop_at_the_threshold_and_leave() -> None:
@@ -54,7 +54,7 @@ def test_rows_stop_at_the_threshold_and_leave() -> None:
     assert script.seen == [(0, [0, 1, 2, 3]), (1, [0, 1, 3]), (2, [1, 3]), (3, [3]), (4, [3])]
     assert [t.ids for t in written] == [[3, 5], [3, 5, 5], [3], [3, 5, 5, 5, 5]]
     assert [t.stop_probability for t in written] == [0.5, 0.75, 1.0, 0.25]
-    assert [t.complete for t in written] == [True, True, True, False]
+    assert [t.limit for t in written] == [None, None, None, "max_steps"]
     assert [[e.stop_probability for e in t.events] for t in written] == [[0.25], [0.25, 0.4375], [], [0.25] * 4]
     assert all(event.log_probability == -0.5 for t in written for event in t.events)
 
@@ -107,6 +107,6 @@ class Several(Writer):
 
 
 def test_tokens_of_one_step_are_recorded_in_reading_order() -> None:
-    [written] = decode(Several, [Prompt([], start=[1, 2])], DecodeConfig())
+    [written] = decode(Several, [Prompt([], start=[1, 2])], DecodeConfig(), 99)
     assert [(e.step, e.rank, e.token, e.log_probability) for e in written.events] == [(0, 0, 9, -9.0), (0, 3, 7, -7.0)]
     assert written.ids == [9, 1, 2, 7]

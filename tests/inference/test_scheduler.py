@@ -46,14 +46,18 @@ def prompts(draw: st.DrawFn, ruled: bool = True) -> Prompt:
 
 def configs(**fixed: Any) -> st.SearchStrategy[DecodeConfig]:
     """Few enough for texts to meet others of their kind."""
-    changes = {"temperature": st.sampled_from([0.0, 0.7, 1.0]), "max_steps": st.integers(1, 6)}
+    changes = {
+        "temperature": st.sampled_from([0.0, 0.7, 1.0]),
+        "max_steps": st.integers(1, 6),
+        "max_tokens": st.none() | st.integers(1, 4),
+    }
     return st.builds(DecodeConfig, max_length=st.integers(14, 20), position_top_k=st.just(1), **(changes | fixed))
 
 
 def same(written: Trajectory, alone: Trajectory) -> None:
     """Tokens, places and endings; probabilities to the last few bits."""
     assert [event[:3] for event in written.events] == [event[:3] for event in alone.events]
-    assert (written.prefix, written.start, written.complete) == (alone.prefix, alone.start, alone.complete)
+    assert (written.prefix, written.start, written.limit) == (alone.prefix, alone.start, alone.limit)
     numbers = [[t.stop_probability, *(x for event in t.events for x in event[3:])] for t in (written, alone)]
     assert numbers[0] == pytest.approx(numbers[1], abs=1e-9)
 

@@ -10,7 +10,7 @@ from insertlm.inference.trajectory import Insertion, Trajectory
 
 def trajectory_of(start: list[int], *insertions: tuple[int, int]) -> Trajectory:
     events = [Insertion(step, rank, token, -0.5, 0.1) for step, (rank, token) in enumerate(insertions)]
-    return Trajectory(prefix=[90, 91], start=start, events=events, stop_probability=0.9, complete=True)
+    return Trajectory(prefix=[90, 91], start=start, events=events, stop_probability=0.9)
 
 
 @st.composite
@@ -42,7 +42,7 @@ def test_nothing_written() -> None:
 def test_tokens_of_one_step_share_a_turn() -> None:
     """Turns count the steps that wrote something."""
     events = [Insertion(step, rank, token, -0.5, None) for step, rank, token in [(0, 0, 1), (0, 2, 2), (5, 1, 3)]]
-    trajectory = Trajectory([], [7], events, stop_probability=None, complete=True)
+    trajectory = Trajectory([], [7], events, stop_probability=None)
     assert trajectory.ids == [1, 3, 7, 2]
     assert trajectory.turns == [1, 2, 0, 1]
     assert trajectory.steps == [events[:2], events[2:]]

@@ -160,7 +160,7 @@ def test_a_spelling_is_what_wrote_the_word_and_no_more() -> None:
     cat, dog, space, t, o = 257, 258, *map(ord, " to")
     written = (1, cat), (4, space), (5, t), (6, o), (7, dog)
     events = [Insertion(step, rank, token, -0.5, 0.5) for step, (rank, token) in enumerate(written)]
-    result = Infilling(Trajectory([], given.ids, events, 0.5, True), given, Letters())
+    result = Infilling(Trajectory([], given.ids, events, 0.5), given, Letters())
     assert result.text == "x cat y to dog."
     expected = {"cat": (cat,), "x cat": (cat,), "to": (t, o), "y to": (space, t, o), "dog.": (dog,)}
     expected |= {"y": (), ".": (), "at": ()}  # given, or no whole word
@@ -274,7 +274,7 @@ def test_the_command_prints_the_text(command: Callable[..., Any], few: Family) -
     assert all(line["text"] == f"a\t{line['fills'][0]} b" for line in lines)
     alone = text_model(few).infill("a\t___ b", samples=3, seed=4, max_length=2, max_steps=30)
     assert [line["text"] for line in lines] == [each.text for each in alone]
-    assert {*lines[0]} == {"text", "fills", "complete", "stop_probability", "events"}
+    assert {*lines[0]} == {"text", "fills", "complete", "limit", "stop_probability", "events"}
 
 
 def test_the_command_inserts_anywhere_if_asked(command: Callable[..., Any], few: Family) -> None:
@@ -291,9 +291,32 @@ def test_the_command_shows_the_order(command: Callable[..., Any]) -> None:
     assert "dog" in last
 
 
-def test_a_limit_is_told(command: Callable[..., Any]) -> None:
-    _, err = command("a ___ b", "--decode.stop_threshold", "1", "--max", "2")
-    assert err == "insertlm: text 1: a limit on steps or length ended it\n"
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("--max 2", "its blanks are as full as --max allows, after 2 tokens; raise it for longer ones"),
+        ("--decode.max_tokens 1", "it reached --decode.max_tokens after 1 token; raise it for a longer text"),
+        ("--decode.max_steps 3", "it reached --decode.max_steps after 3 tokens; raise it for a longer text"),
+        (
+            "--decode.max_length 9",
+            "it is as long as the model (or --decode.max_length) allows, after 4 tokens; shorten what is given",
+        ),
+    ],
+)
+def test_a_limit_is_named_with_its_remedy(command: Callable[..., Any], arguments: str, reason: str) -> None:
+    _, err = command("a ___ b", "--decode.stop_threshold", "1", *arguments.split())
+    assert err == f"insertlm: text 1: {reason}\n"
+
+
+def test_a_number_of_tokens_allows_as_many_steps(few: Family) -> None:
+    """Whatever the recipe's number of steps, which is twelve; unless steps are a schedule."""
+    model = text_model(few)
+    [result] = model.infill("a ___", max_tokens=17, stop_threshold=1.0)
+    assert (len(result.trajectory.events), result.trajectory.limit) == (17, "max_tokens")
+    [result] = model.infill("a ___", max_tokens=17, max_steps=9, stop_threshold=1.0)
+    assert (len(result.trajectory.events), result.trajectory.limit) == (9, "max_steps")
+    mdm = text_model(build(MdmConfig(block=30)))
+    assert (mdm.settings(max_tokens=17).max_steps, mdm.settings([("decode.max_tokens", "17")]).max_steps) == (12, 12)
 
 
 def test_the_text_can_come_through_a_pipe(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def written(
         Insertion((steps or range(len(ids)))[n], sum(p < place for p in places[:n]), ids[place], -0.1, 0.1)
         for n, place in enumerate(places)
     ]
-    return Trajectory([], list(start), events, stop_probability=1.0, complete=True)
+    return Trajectory([], list(start), events, stop_probability=1.0)
 
 
 def texts(figure: Figure) -> list[str]:

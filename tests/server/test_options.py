@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import msgspec
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
+from lettering import Few, build, text_model
 
 from insertlm.cli.main import main
+from insertlm.families.it import ItConfig
+from insertlm.families.mdm import MdmConfig
 from insertlm.infill.drafts import Draft
 from insertlm.model import Model
 from insertlm.server.limits import Limits
@@ -56,6 +60,26 @@ def test_more_texts_than_are_written_at_once_are_written_alone(serve: Serve) -> 
     with serve(concurrent=2, queue=3, seconds=5) as running, running.client() as client:
         answer = client.post("/v1/completions", json={"prompt": "a ", "n": 3, "max_tokens": 4})
         assert (answer.status_code, len(answer.json()["choices"])) == (200, 3)
+
+
+def test_max_tokens_counts_tokens(serve: Serve) -> None:
+    """Also in a family that writes several in a step, and where the number of steps is a schedule."""
+    it = build(ItConfig(), Few)
+    several = text_model(it, "several")
+    recipe = cast(Any, SimpleNamespace(task=several.recipe.task, decode=several.settings(parallel=0, max_steps=9)))
+    mdm = text_model(build(MdmConfig(block=20), Few), "masked")
+    body = {"text": "a ___", "min_length": None, "max_tokens": 5, "stop_threshold": 1.0}
+    with serve(models=[replace(several, recipe=recipe), mdm]) as running, running.client() as client:
+        answer = client.post("/v1/infill", json=body).json()
+        assert (answer["usage"]["completion_tokens"], answer["limit"]) == (5, "max_tokens")
+        assert len({event["step"] for event in answer["events"]}) < 5
+        assert answer["note"] == "it reached max_tokens after 5 tokens; raise it for a longer text"
+        asked = {"model": "masked", "text": "a ___", "min_length": 8, "max_length": 8}
+        whole, cut = (client.post("/v1/infill", json=asked | more).json() for more in ({}, {"max_tokens": 3}))
+        assert (whole["limit"], whole["note"], cut["limit"]) == (None, None, "max_tokens")
+        assert [(e["step"], e["token"]) for e in cut["events"]] == [
+            (e["step"], e["token"]) for e in whole["events"][:3]
+        ]
 
 
 # --- The command

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from insertlm.cli.common import write_json_lines
 from insertlm.core.files import check_writable
+from insertlm.inference.trajectory import Limit, explain
 from insertlm.infill.requests import Request
 from insertlm.tasks.infill_sets import read_set
 from insertlm.text.blanks import decode_text
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["infill", "infill_set"]
 
+_LIMITS: dict[Limit, str] = {
+    "max_tokens": "--decode.max_tokens",
+    "max_steps": "--decode.max_steps",
+    "max_length": "the model (or --decode.max_length)",
+    "blanks": "--max",
+}
+
 
 def infill(args: Namespace) -> None:
     text = decode_text(sys.stdin.buffer.read()) if args.text == "-" else args.text
@@ -27,8 +35,8 @@ def infill(args: Namespace) -> None:
     written = _fill_in([request] * args.samples, args)
     _print(written, args)
     for number, infilling in enumerate(written, start=1):
-        if not infilling.complete:
-            print(f"insertlm: text {number}: a limit on steps or length ended it", file=sys.stderr)
+        if (reason := explain(infilling.trajectory, _LIMITS)) is not None:
+            print(f"insertlm: text {number}: {reason}", file=sys.stderr)
 
 
 def infill_set(args: Namespace) -> None:
@@ -84,6 +92,7 @@ def _print_json(infilling: Infilling) -> None:
         "text": infilling.text,
         "fills": infilling.fills,
         "complete": infilling.complete,
+        "limit": trajectory.limit,
         "stop_probability": trajectory.stop_probability,
         "events": [{**event._asdict(), "token": decode([event.token])} for event in trajectory.events],
     }

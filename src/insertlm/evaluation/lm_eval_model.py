@@ -174,7 +174,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
                 f"generation_kwargs: unknown {min(asked)}; expected until, max_gen_toks, do_sample, temperature, "
                 "top_k or top_p"
             )
-        settings = change_decode(self.settings, {**changes, "max_steps": most})
+        settings = self.model.limit_tokens(change_decode(self.settings, changes), most)
         return settings, most, [until] if isinstance(until, str) else list(until)
 
     def _blank(self, context: str, most: int) -> Request:

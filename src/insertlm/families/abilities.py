@@ -19,6 +19,7 @@ class Abilities:
     draws_places: bool = False  # decode.joint and decode.position_top_k: it can sample where to write
     stop_threshold: bool = False  # decode.stop_threshold
     supports_constraints: bool = False  # bounds on the length of gaps, banned and required tokens
+    schedules_steps: bool = False  # decode.max_steps is the length of its schedule, so that it changes what is written
     decides_length: bool = True  # it finds out how many tokens a gap needs, and so can continue a text
     appends: bool = False  # it writes at the end of the text only
 

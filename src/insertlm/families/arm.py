@@ -176,9 +176,10 @@ class _Writing(BatchWriter):
         self.vectors = family.unembedding.weight[self.words]
         rows = [[*prompt.prefix, family.specials.bos, *prompt.start] for prompt in prompts]
         self.lengths = np.array([len(row) for row in rows])
-        self.left = (longest - self.lengths).clip(max=settings.max_steps)
+        room = (longest - self.lengths).clip(max=settings.max_tokens or longest)
+        self.left = room.clip(max=settings.max_steps)
         self.length = torch.from_numpy(self.lengths).to(device)
-        self.limit = torch.full_like(self.length, longest)
+        self.limit = self.length + torch.from_numpy(room).to(device)
         self.before = torch.tensor([len(prompt.prefix) + 1 for prompt in prompts], device=device)
         self.hidden, self.cache = self._read(rows)
 

@@ -166,7 +166,7 @@ class Family(nn.Module, ABC):
         """Write one text for every prompt, all at once."""
         longest = self.check(prompts, settings)
         with exclusively(self.device):
-            return decode(lambda: self.writer(prompts, settings, longest), prompts, settings)
+            return decode(lambda: self.writer(prompts, settings, longest), prompts, settings, longest - self.framing)
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
         """Refuse what cannot be decoded; a family may refuse more. Returns the most tokens of a row, for `writer`."""

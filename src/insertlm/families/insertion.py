@@ -42,6 +42,8 @@ class InsertionWriter(BatchWriter):
         super().__init__(prompts, settings, family.device)
         self.family = family
         room = longest - np.array([len(prompt.prefix) + len(prompt.start) + family.framing for prompt in prompts])
+        if settings.max_tokens is not None:
+            room = room.clip(max=settings.max_tokens)
         if settings.parallel == 1:  # then a step writes a token, and no more cells are needed than there are steps
             room = room.clip(max=settings.max_steps)
         specials = family.specials

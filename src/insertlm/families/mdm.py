@@ -27,6 +27,7 @@ Decoding starts from a block of masks. `decode.order` says which come off next:
   gives its last step the noise of its first.)
 - `certainty`: cells whose likeliest token is likeliest; `margin`: cells where it leads the second by most (arXiv
   2502.06768). `decode.parallel` cells a step, 0 = all. The time is the masked share of the block.
+`decode.max_tokens` changes nothing of this: it ends a text before the first word too many.
 Infilling: the block holds what is given, as many masks in every open gap as its bounds say (at least = at most, for a
 mask is one word and never <pad>), and pads behind the text. It starts at the time that its share of masks has in
 training, where tau-leaping sets out too: step k is at (1 − k/K) times that. (The published decoder sets out from t = 1,
@@ -75,7 +76,7 @@ _STRETCHED, _FIRST, _SIZE = -1, -2, -3
 _STEP, _TOKEN = 0, 1
 
 _LEAPING = ("auto", "random")  # orders by tau-leaping
-_HELD = ("given_length", "tokens", "steps", "count", "time", "barred", "leading", "headless")  # of every text
+_HELD = ("given_length", "tokens", "left", "steps", "count", "time", "barred", "leading", "headless")  # of every text
 
 
 class MdmConfig(FamilyConfig, frozen=True, kw_only=True, tag="mdm"):
@@ -156,7 +157,11 @@ class MDM(Family):
     layer = AdaptiveBlock
     framing = 1
     abilities = Abilities(
-        orders=("random", "certainty", "margin"), parallel=True, supports_constraints=True, decides_length=False
+        orders=("random", "certainty", "margin"),
+        parallel=True,
+        supports_constraints=True,
+        schedules_steps=True,
+        decides_length=False,
     )
     words: Tensor
     place_of: Tensor
@@ -283,6 +288,7 @@ class _Writing(BatchWriter):
     """An MDM at work.
 
     given: [B, G], prefix and <bos>   tokens: [B, block], <mask> where nothing is written
+    left: [B], how many words may be written yet
     steps: [B, block], when tau-leaping writes each cell   count: [B], its steps in all
     time: [B], where it sets out   barred: [B, words] bool, what no cell may hold
     leading: [B, block] bool, cells that begin headed gaps   headless: [B, words] bool, what these may not hold
@@ -299,6 +305,7 @@ class _Writing(BatchWriter):
         self.given = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
         self.given_length = torch.tensor([len(row) for row in rows], device=device)
         self.tokens = torch.tensor([self._block(prompt) for prompt in prompts], device=device)
+        self.left = torch.full_like(self.seed, settings.max_tokens or block)
         self.time = (self.tokens == family.specials.mask).float().mean(1)
         self.barred = torch.stack([self._out_of_play(prompt) for prompt in prompts])
         self.leading = torch.tensor([self._leading(prompt) for prompt in prompts], device=device)
@@ -354,17 +361,23 @@ class _Writing(BatchWriter):
         """The next cells of every text, and a token for each."""
         masked = self.tokens == self.family.specials.mask
         complete = ~masked.any(1)
-        full, unknown = torch.zeros_like(complete), torch.full_like(complete, torch.nan, dtype=torch.float32)
+        unknown = torch.full_like(complete, torch.nan, dtype=torch.float32)
         if bool(complete.all()):  # spare the network
             nothing = self.tokens[:, :0]
-            return Step(complete, full, unknown, nothing, nothing, nothing.float())
+            return Step(complete, ~complete, unknown, nothing, nothing, nothing.float())
         cell, expected = self._leap(masked) if self.settings.order in _LEAPING else self._plan(masked)
         choice = self._choose(cell, expected)
         log_probability = expected.gather(2, choice[:, :, None]).squeeze(2)
-        return Step(complete, full, unknown, cell, self.family.words[choice], log_probability)
+        token = self.family.words[choice]
+        # Padding is no token of the text. Of several words, those on the left and the surest have their turn first.
+        word = (cell >= 0) & (token != self.family.specials.pad)
+        allowed = ~word | (word.cumsum(1) <= self.left[:, None])
+        full = (self.left == 0) & ~allowed.all(1)
+        return Step(complete, full, unknown, torch.where(allowed, cell, -1), token, log_probability)
 
     def write(self, step: Step) -> Tensor:
         specials, spare = self.family.specials, self.tokens.shape[1]
+        self.left -= ((step.place >= 0) & (step.token != specials.pad)).sum(1)
         cell = torch.where(step.place >= 0, step.place, spare)  # an extra last cell takes what is written nowhere
         self.tokens = F.pad(self.tokens, (0, 1)).scatter(1, cell, step.token)[:, :spare]
         in_text = (self.tokens != specials.mask) & (self.tokens != specials.pad)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.inference.settings import DecodeConfig, Prompt
-from insertlm.inference.trajectory import Insertion, Trajectory
+from insertlm.inference.trajectory import Insertion, Limit, Trajectory
 from insertlm.inference.writer import Step, Writer
 
-__all__ = ["Author", "check", "decode", "exclusively", "known"]
+__all__ = ["Author", "check", "decode", "exclusively", "known", "limit_of"]
 
 _LOCKS: dict[int, AbstractContextManager[object]] = {}  # by GPU
 
@@ -33,6 +33,11 @@ class Author(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def framing(self) -> int:
+        """How many special tokens a row has."""
+        ...
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
         """Refuse what cannot be decoded. Returns the most tokens of a row, for `writer`."""
@@ -71,9 +76,22 @@ def exclusively(device: torch.device) -> AbstractContextManager[object]:
     return _LOCKS.setdefault(gpu, threading.RLock())
 
 
+def limit_of(prompt: Prompt, settings: DecodeConfig, room: int, tokens: int, steps: int) -> Limit:
+    """Which limit ended a text that its model would have gone on with. room: the most tokens of prefix and text
+    tokens, steps: written so far, and taken"""
+    if tokens == settings.max_tokens:
+        return "max_tokens"
+    if len(prompt.prefix) + len(prompt.start) + tokens >= room:
+        return "max_length"
+    return "max_steps" if steps >= settings.max_steps else "blanks"
+
+
 @torch.inference_mode()
-def decode(begin: Callable[[], Writer], prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
-    """`begin` makes the writer, which may compute once and for all what stays the same."""
+def decode(
+    begin: Callable[[], Writer], prompts: Sequence[Prompt], settings: DecodeConfig, room: int
+) -> list[Trajectory]:
+    """begin: makes the writer, which may compute once and for all what stays the same   room: the most tokens of a
+    prefix and its text"""
     if not prompts:
         return []
     writer = begin()
@@ -83,7 +101,7 @@ def decode(begin: Callable[[], Writer], prompts: Sequence[Prompt], settings: Dec
         step = writer.step(number)
         last = number == settings.max_steps
         ended = alive & (step.complete | step.full | last)
-        record.endings.append((ended, writer.row, step.stop_probability, step.complete))
+        record.endings.append((number, ended, writer.row, step.stop_probability, step.complete))
         alive = alive & ~ended
         if last or number % writer.patience == 0:
             stay = alive.nonzero().squeeze(1)  # the one place where the host waits for the device
@@ -96,28 +114,32 @@ def decode(begin: Callable[[], Writer], prompts: Sequence[Prompt], settings: Dec
             step = step._replace(place=step.place.masked_fill(~alive[:, None], -1))
         rank = writer.write(step)
         record.events.append((number, writer.row, step.stop_probability, rank, step.token, step.log_probability))
-    return record.trajectories(prompts)
+    return record.trajectories(prompts, settings, room)
 
 
 class _Record:
     """What happened, kept on the device and read once at the end: the loop must not wait for the host.
 
     events: step, then row [B], stop probability [B], rank, token, log-probability [B, K]
-    endings: whether a text ended [B], then its row, stop probability and whether it is complete
+    endings: step, then whether a text ended [B], and its row, stop probability and whether it is complete
     """
 
     def __init__(self) -> None:
         self.events: list[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
-        self.endings: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.endings: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
 
-    def trajectories(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
-        ended, *columns = (torch.cat(parts).cpu() for parts in zip(*self.endings, strict=True))
-        rows, stops, complete = (column[ended].tolist() for column in columns)
-        endings = dict(zip(rows, zip(map(known, stops), complete, strict=True), strict=True))
-        events = self._insertions(len(prompts))
-        return [
-            Trajectory(prompt.prefix, prompt.start, events[row], *endings[row]) for row, prompt in enumerate(prompts)
-        ]
+    def trajectories(self, prompts: Sequence[Prompt], settings: DecodeConfig, room: int) -> list[Trajectory]:
+        numbers, *parts = zip(*self.endings, strict=True)
+        steps = torch.from_numpy(np.repeat(numbers, [part.numel() for part in parts[0]]))
+        ended, *columns = (torch.cat(part).cpu() for part in parts)
+        lines = zip(*(column[ended].tolist() for column in (*columns, steps)), strict=True)
+        endings = {row: ending for row, *ending in lines}
+        written = []
+        for row, (prompt, events) in enumerate(zip(prompts, self._insertions(len(prompts)), strict=True)):
+            stop, complete, taken = endings[row]
+            limit = None if complete else limit_of(prompt, settings, room, len(events), taken)
+            written.append(Trajectory(prompt.prefix, prompt.start, events, known(stop), limit))
+        return written
 
     def _insertions(self, count: int) -> list[list[Insertion]]:
         """The events of each prompt by step, and in a step in reading order: inserted one after the other, each token

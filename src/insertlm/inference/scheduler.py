@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from insertlm.core.processes import Processes
-from insertlm.inference.engine import Author, exclusively, known
+from insertlm.inference.engine import Author, exclusively, known, limit_of
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Insertion, Trajectory
 from insertlm.inference.writer import Step, Writer
@@ -44,12 +44,14 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Text:
-    """longest: the most tokens of its row   begun: the step of its batch that was its first"""
+    """longest: the most tokens of its row, `room` without special ones   begun: the step of its batch that was its
+    first"""
 
     key: int
     prompt: Prompt
     settings: DecodeConfig
     longest: int
+    room: int
     begun: int = 0
     events: list[Insertion] = field(default_factory=list)
 
@@ -89,7 +91,8 @@ class Scheduler:
     def submit(self, prompts: Sequence[Prompt], settings: DecodeConfig, *, first: bool = False) -> list[int]:
         """Refuses what cannot be decoded. Returns a key for each text. first: before all that wait"""
         longest = self.family.check(prompts, settings)
-        texts = [_Text(key, prompt, settings, longest) for key, prompt in enumerate(prompts, self._submitted)]
+        room = longest - self.family.framing
+        texts = [_Text(key, prompt, settings, longest, room) for key, prompt in enumerate(prompts, self._submitted)]
         self._submitted += len(texts)
         if first:
             self._waiting.extendleft(reversed(texts))
@@ -172,9 +175,10 @@ class Scheduler:
         ending = list(zip(step.complete.tolist(), step.full.tolist(), step.stop_probability.tolist(), strict=True))
         over, stay = list[Progress](), list[int]()
         for row, (text, (complete, full, stop)) in enumerate(zip(batch.texts, ending, strict=True)):
-            if complete or full or batch.number - text.begun == text.settings.max_steps:
-                prompt = text.prompt
-                whole = Trajectory(prompt.prefix, prompt.start, text.events, known(stop), complete)
+            steps = batch.number - text.begun
+            if complete or full or steps == text.settings.max_steps:
+                limit = None if complete else limit_of(text.prompt, text.settings, text.room, len(text.events), steps)
+                whole = Trajectory(text.prompt.prefix, text.prompt.start, text.events, known(stop), limit)
                 over.append(Progress(text.key, [], whole))
             else:
                 stay.append(row)

@@ -27,7 +27,8 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
     temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely
     top_k: Index = 0  # tokens (pairs) in play, 0 = all
     top_p: Fraction = 1.0  # nucleus: the fewest tokens (pairs) whose probability reaches this
-    max_steps: Count = 256  # an ILM and an ARM write a token in each
+    max_tokens: Count | None = None  # tokens written, whatever the number of steps; None = no limit of its own
+    max_steps: Count = 256  # an ILM and an ARM write a token in each; for an MDM, the length of its schedule
     max_length: Count | None = None  # tokens of the whole row, given and special ones included; None = the model's
 
     def __post_init__(self) -> None:

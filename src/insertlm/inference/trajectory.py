@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-__all__ = ["Insertion", "Trajectory"]
+__all__ = ["Insertion", "Limit", "Trajectory", "explain"]
+
+# What ends a text that its model would go on with: settings of that name, or that its blanks have all they may get.
+Limit = Literal["max_tokens", "max_steps", "max_length", "blanks"]
+
+_REMEDIES: dict[Limit, str] = {
+    "max_tokens": "it reached {} after {tokens}; raise it for a longer text",
+    "max_steps": "it reached {} after {tokens}; raise it for a longer text",
+    "max_length": "it is as long as {} allows, after {tokens}; shorten what is given",
+    "blanks": "its blanks are as full as {} allows, after {tokens}; raise it for longer ones",
+}
 
 
 class Insertion(NamedTuple):
@@ -26,14 +37,19 @@ class Trajectory:
 
     `prefix` was given and is not part of the text; `start` is the text as given (empty unless infilling); every event
     puts one token into it. `stop_probability` is how sure the model was that nothing is missing from the finished text
-    (None: its family cannot tell); `complete` tells whether the model ended it (False: a limit on length or steps did).
+    (None: its family cannot tell); `limit` is what ended it, None if the model did.
     """
 
     prefix: list[int]
     start: list[int]
     events: list[Insertion]
     stop_probability: float | None
-    complete: bool
+    limit: Limit | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the model ended it."""
+        return self.limit is None
 
     @property
     def ids(self) -> list[int]:
@@ -60,3 +76,11 @@ class Trajectory:
         for event, value in zip(self.events, values, strict=True):
             line.insert(event.rank, value)
         return line
+
+
+def explain(trajectory: Trajectory, names: Mapping[Limit, str]) -> str | None:
+    """The limit that ended a text, and what to do; None if the model did. names: of the limits, for whoever set them"""
+    if trajectory.limit is None:
+        return None
+    count = len(trajectory.events)
+    return _REMEDIES[trajectory.limit].format(names[trajectory.limit], tokens=f"{count} token{'s' * (count != 1)}")

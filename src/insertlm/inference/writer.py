@@ -111,7 +111,7 @@ class BatchWriter(Writer):
 
     @property
     def kind(self) -> Hashable:
-        free = {"max_steps", "max_length"}
+        free = {"max_tokens", "max_steps", "max_length"}
         if self.mixes and not self.settings.joint:  # pairs are drawn as the settings of the writer say
             free |= {"stop_threshold", "temperature", "top_k", "top_p"}
         usual = DecodeConfig()

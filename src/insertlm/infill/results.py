@@ -54,7 +54,7 @@ class Infilling:
 
     @property
     def complete(self) -> bool:
-        """Whether the model ended it, with all demands met; else a limit on length or steps did."""
+        """Whether the model ended it, with all demands met; else `trajectory.limit` did."""
         return self.trajectory.complete
 
     @property

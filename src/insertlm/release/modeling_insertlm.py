@@ -194,9 +194,12 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         joint            choose pairs of slot and token at once
         position_top_k   slots in play, 1 = the best, 0 = all
         temperature, top_k, top_p   of tokens, or of pairs if joint; temperature 0 takes the likeliest
-        max_steps        insertions
+        max_tokens, max_steps   insertions, whichever is less; max_tokens alone overrides the config's max_steps
         """
         decode = _checked({**self.config.decode, **settings}, self.config.decode)
+        most = decode.get("max_tokens")  # a step writes a token, so that both limits are one
+        if most is not None:
+            decode["max_steps"] = most if "max_steps" not in settings else min(most, decode["max_steps"])
         if not 0 <= seed < 1 << 62:
             raise ValueError(f"expected 0 <= seed < 2^62, got {seed}")
         pieces = _parse_blanks(text)

@@ -34,7 +34,7 @@ def other_routes(registry: Registry) -> APIRouter:
         one, prompts = registry.find(body.model, "text"), [body.prompt] if isinstance(body.prompt, str) else body.prompt
         _check(body, prompts, registry.limits.samples)
         asked = [_between(prompt, body.suffix or "") for prompt in prompts for _ in range(body.n or 1)]
-        changes = {"temperature": body.temperature, "top_p": body.top_p, "max_steps": body.max_tokens}
+        changes = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_tokens}
         running, drafts = await registry.infill(one, asked, body.seed or 0, changes, request.receive, _streams(one))
         echoed = [prompt if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -53,7 +53,7 @@ def other_routes(registry: Registry) -> APIRouter:
             return _stream_of(nothing) if body.stream else nothing
         seed = secrets.randbelow(1 << 62) if body.seed == -1 else body.seed or 0
         most = None if body.n_predict == -1 else body.n_predict
-        changes = {**body.model_dump(include={"temperature", "top_p", "top_k"}), "max_steps": most}
+        changes = {**body.model_dump(include={"temperature", "top_p", "top_k"}), "max_tokens": most}
         asked = _between(body.input_prefix + body.prompt, body.input_suffix)
         running, drafts = await registry.infill(one, [asked], seed, changes, request.receive, _streams(one))
         fill = _GrowingFill(drafts[0], body.stop or [])

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from starlette.types import Receive
 
 from insertlm.core.errors import InsertlmError
+from insertlm.inference.settings import DecodeConfig
 from insertlm.infill.drafts import InfillDraft, PlainDraft
 from insertlm.infill.requests import Request
 from insertlm.model import Model
@@ -78,7 +80,7 @@ class Registry:
         receive: tells whether the client is still connected   watched: whether to report single insertions"""
         for request in requests:
             self._check(request)
-        settings = one.model.settings(**self._limited(one, changes))
+        settings = self._settings(one, changes)
         drafts = await asyncio.to_thread(one.model.begin_infill, requests, settings, seed)
         running = RunningRequest(one.worker, drafts, settings, watched, self.limits.seconds)
         await while_connected(receive, running.start())
@@ -88,17 +90,18 @@ class Registry:
         """Start to write the answer to a prompt."""
         self._check_length(prompt, "prompt")
         draft = one.model.begin(prompt, seed)
-        settings = one.model.settings(**self._limited(one, {}))
+        settings = self._settings(one, {})
         running = RunningRequest(one.worker, [draft], settings, True, self.limits.seconds)
         await while_connected(receive, running.start())
         return running, draft
 
-    def _limited(self, one: Served, changes: dict[str, Any]) -> dict[str, Any]:
-        wanted = changes.pop("max_steps", None)
-        if wanted is not None and wanted > self.limits.tokens:
-            raise invalid(f"expected at most {self.limits.tokens} tokens, got {wanted}", "max_tokens")
-        changes["max_steps"] = wanted or min(one.model.recipe.decode.max_steps, self.limits.tokens)
-        return {key: value for key, value in changes.items() if value is not None}
+    def _settings(self, one: Served, changes: dict[str, Any]) -> DecodeConfig:
+        """The recipe's `decode` section with these changes, and no more tokens than the server allows."""
+        most, wanted = self.limits.tokens, changes.get("max_tokens")
+        if wanted is not None and wanted > most:
+            raise invalid(f"expected at most {most} tokens, got {wanted}", "max_tokens")
+        settings = one.model.settings(**{key: value for key, value in changes.items() if value is not None})
+        return msgspec.structs.replace(settings, max_tokens=min(settings.max_tokens or most, most))
 
     def _check(self, request: Request) -> None:
         limits = self.limits

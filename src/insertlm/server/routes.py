@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from insertlm.inference.trajectory import Trajectory
+from insertlm.inference.trajectory import Limit, Trajectory, explain
 from insertlm.infill.drafts import Draft, Event
 from insertlm.infill.requests import Request as InfillRequest
 from insertlm.infill.results import Infilling, spell
@@ -48,6 +48,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 
+# What clients know the limits by.
+_LIMITS: dict[Limit, str] = {
+    "max_tokens": "max_tokens",
+    "max_steps": "decode.max_steps of the model's recipe",
+    "max_length": "the model",
+    "blanks": "max_length",
+}
+
 Answer = InfillAnswer | Solution
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "The answer; with stream, its events."}
@@ -78,7 +86,7 @@ def native_routes(registry: Registry) -> APIRouter:
             body.text, body.blanks, body.anywhere, body.min_length, body.max_length, body.banned, body.required
         )
         changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})
-        changes["max_steps"] = body.max_tokens
+        changes["max_tokens"] = body.max_tokens
         running, [draft] = await registry.infill(one, [asked], body.seed, changes, request.receive)
         return await _answer(running, draft, request, body.stream, answer_head("infill", one), _filled)
 
@@ -148,6 +156,8 @@ def _filled(head: dict[str, Any], result: Infilling) -> InfillAnswer:
         text=result.text,
         fills=result.fills,
         complete=result.complete,
+        limit=result.trajectory.limit,
+        note=explain(result.trajectory, _LIMITS),
         pieces=[PieceShape(text=text, order=order) for text, order in result.pieces],
         usage=usage_of([result.trajectory]),
     )
@@ -161,6 +171,8 @@ def _solved(task: Star, head: dict[str, Any], path: Trajectory) -> Solution:
         text=tokenizer.decode(path.ids),
         nodes=task.path(path.ids),
         complete=path.complete,
+        limit=path.limit,
+        note=explain(path, _LIMITS),
         pieces=[PieceShape(text=text, order=order) for text, order in parts],
         usage=usage_of([path]),
     )

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from insertlm.inference.trajectory import Limit
+
 __all__ = [
     "Choice",
     "Completion",
@@ -186,6 +188,8 @@ class InfillAnswer(BaseModel):
     text: str
     fills: list[str]
     complete: bool
+    limit: Limit | None = Field(description="what ended the text; null if the model did")
+    note: str | None = Field(description="the same as a sentence, with what to do")
     pieces: list[PieceShape]
     events: list[EventShape] | None = None
     usage: Usage
@@ -199,6 +203,8 @@ class Solution(BaseModel):
     text: str
     nodes: list[int]
     complete: bool
+    limit: Limit | None
+    note: str | None
     pieces: list[PieceShape]
     events: list[EventShape] | None = None
     usage: Usage

@@ -55,7 +55,7 @@ async function fillIn(model) {
 
 function verdict(answer, question) {
   const told = [`${count(player.trajectory.events.length, "token")} by ${answer.model}.`];
-  if (!answer.complete) told.push("A limit on length or steps ended it, not the model.");
+  if (answer.note) told.push(`Not complete: ${answer.note}.`);
   if (question === last.question && answer.text === last.text)
     told.push("The same text again: a higher temperature brings others.");
   return told.join(" ");

@@ -1,4 +1,4 @@
-"""The door for Python users: load a model, give it prompts, get trajectories."""
+"""`load` and `Model`: how Python users, the command line, the server and lm-eval use a trained model."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
 
-BUNDLED, STORIES = "star-hard-mini", "stories-mini"  # what writes and what fills in, where no model is named
+BUNDLED, STORIES = "star-hard-mini", "stories-mini"  # the defaults for writing and for filling in
 
 
 @dataclass(frozen=True)
 class Model:
-    """A trained model with its recipe, the folder it came from, and the training step of its weights (None: released,
-    so the run is over).
+    """A trained model with its recipe and its folder. step: the training step of its weights (None: a released model)
 
-    Several threads may use it at once: on a CPU they work side by side, on a GPU they take turns.
+    Several threads may use it at once. On a CPU they run side by side, on a GPU one after the other.
 
     >>> model = insertlm.load("star-hard-mini")
     >>> graph = (
@@ -54,12 +53,12 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of its folder, or its Hub id."""
         return name_of(self.folder)
 
     @property
     def bundled(self) -> bool:
-        """Whether it came with the package, whose folders are not for writing."""
+        """Whether it came with the package. Nothing may be written into the package's folders."""
         return is_bundled(self.folder)
 
     @overload
@@ -81,16 +80,16 @@ class Model:
     def generate(
         self, prompts: Sequence[str], *, seed: int = 0, batch_size: int = 64, stream: bool = False, **settings: Any
     ) -> list[Trajectory] | Stream[Trajectory]:
-        """Write one sequence for every prompt, as text of the model's task (star: `"3>8 8>12 0>7 … : 3 12"`).
+        """Write one text for every prompt. Prompts are text of the model's task (star: `"3>8 8>12 0>7 … : 3 12"`).
 
-        `settings` override the recipe's `decode` section, e.g. `temperature=0.8`. Sequence i depends on its prompt, the
-        model and `seed + i` alone.
+        `settings` override the recipe's `decode` section, e.g. `temperature=0.8`. Text i depends only on its prompt,
+        the model and `seed + i`.
 
         >>> [path] = model.generate([graph])
         >>> model.decode(path.ids)
         '4 7 7 9 9 2 2 5 5 8 8 3'
 
-        With `stream`, insertions come as they happen; the sequences themselves are the stream's `results`.
+        With `stream`, insertions come as they happen, and the trajectories are the stream's `results`.
 
         >>> text = []
         >>> stream = model.generate([graph], stream=True)
@@ -167,25 +166,24 @@ class Model:
         stream: bool = False,
         **settings: Any,
     ) -> list[Infilling] | Stream[Infilling]:
-        """Fill in the blanks of a text, `"The conference, ___ was postponed."`; see infill/drafts.py for what
-        is promised.
+        """Fill in the blanks of a text, `"The conference, ___ was postponed."`; infill/drafts.py lists the guarantees.
 
-        Of `samples` texts, the i-th depends on what is asked, the model and `seed + i` alone. `settings` override the
-        recipe's `decode` section (all but its `max_length`, which here is a blank's). The other arguments: see Request.
+        Sample i depends only on the request, the model and `seed + i`. `settings` override the recipe's `decode`
+        section, except its `max_length`, which here is the maximum of a blank. For the other arguments see Request.
 
         >>> stories = insertlm.load("stories-mini")
         >>> [story] = stories.infill("Lily found ___ in the park.", max_length=4)
         >>> story.text == f"Lily found {story.fills[0]} in the park."
         True
 
-        With `stream`, insertions come as they happen; the filled texts are the stream's `results`. A sample that has
-        banned words to keep out is shown when it is done.
+        With `stream`, insertions come as they happen, and the filled texts are the stream's `results`. With banned
+        words a sample's insertions come when it is done, because it may have to be written again.
 
         >>> stream = stories.infill("Lily found ___ in the park.", max_length=4, stream=True)
         >>> [event.token for event in stream] == [event.token for event in story.trajectory.events]
         True
         """
-        _ = self.text_tokenizer  # refuses models of other tasks
+        _ = self.text_tokenizer  # refuses models of other tasks before anything else is checked
         if not isinstance(text, str) or isinstance(banned, str) or isinstance(required, str):
             raise InsertlmError("infill: expected one text, and lists of banned and required words")
         if min(samples, batch_size) < 1 or not 0 <= seed < 1 << 62:
@@ -200,8 +198,8 @@ class Model:
         return self.fill(requests, decode, seed, batch_size)
 
     def score(self, text: str, prompt: str = "", *, batch_size: int = 64) -> Score:
-        """How likely a text is to the model, decision by decision: see Score for what each number means. prompt: what
-        the text is an answer to, as for `generate`. Looks at as many variants of the text as it has tokens.
+        """How likely a text is under the model, decision by decision; see Score. prompt: what the text answers, as for
+        `generate`. The model reads the text once without each of its tokens.
 
         >>> score = model.score("4 7 7 9 9 2 2 5 5 8 8 3", graph)
         >>> score.stop_probability > 0.99, min(score.tokens) > 0.99, max(score.stops) < 0.01
@@ -214,16 +212,15 @@ class Model:
         prefix, ids = self.recipe.task.parse_prompt(prompt), self.recipe.task.tokenizer.encode(text)
         return self.family.score(prefix, ids, batch_size)
 
-    # --- For those who ask for many texts, or let them grow themselves: commands, the server, benchmarks
+    # --- For the command line, the server and lm-eval, which write many texts or schedule drafts themselves
 
     def begin(self, prompt: str, seed: int = 0) -> PlainDraft:
-        """A draft for a prompt, as `generate` writes it."""
+        """The draft of one text, as `generate` writes it."""
         task = self.recipe.task
         return PlainDraft(Prompt(task.parse_prompt(prompt), seed), task.tokenizer)
 
     def begin_infill(self, requests: Sequence[Request], settings: DecodeConfig, seed: int = 0) -> list[InfillDraft]:
-        """A draft for every request, the i-th with the seed `seed + i`. Here texts become ids, and what cannot be done
-        is refused."""
+        """A draft for every request, the i-th with the seed `seed + i`. Refuses requests that cannot be met."""
         return drafts.begin(self.family, self.text_tokenizer, requests, settings, seed)
 
     def fill(
@@ -234,8 +231,8 @@ class Model:
         batch_size: int = 64,
         progress: Callable[[int], None] = lambda done: None,
     ) -> list[Infilling]:
-        """A filled text for every request, the i-th with the seed `seed + i`; it depends on these and the model alone.
-        progress: is told how many are done"""
+        """Fill in the blanks of every request, the i-th with the seed `seed + i`. progress: called with the number of
+        finished texts"""
         begun = self.begin_infill(requests, settings, seed)
         return Stream(self.family, begun, settings, batch_size, watched=False, progress=progress).results
 
@@ -247,22 +244,22 @@ class Model:
         progress: Callable[[int], None] = lambda done: None,
         processes: Processes | None = None,
     ) -> Iterator[Trajectory]:
-        """A text for every prompt in ids. progress: is told how many are done   processes: share the work"""
+        """Write a text for every prompt in ids; see `generate` in inference/scheduler.py."""
         return generate(self.family, prompts, settings, batch_size, progress, processes)
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """What a model of text reads and writes."""
+        """The tokenizer of a model of text; other models are refused."""
         task = self.recipe.task
         if task.kind != "text":
             raise InsertlmError(f"{self.name}: this is a model of the task {task.tag}; expected a model of text")
         return task.tokenizer
 
     def settings(self, overrides: Sequence[tuple[str, str]] = (), /, **changes: Any) -> DecodeConfig:
-        """The recipe's `decode` section with some keys changed. overrides: as the command line has them, such as
+        """The recipe's `decode` section with some keys changed. overrides: pairs from the command line, such as
         ("decode.temperature", "0.8")
 
-        `max_tokens` without `max_steps` allows as many steps as the tokens may need.
+        If `max_tokens` is changed and `max_steps` is not, there are enough steps for that many tokens.
         """
         settings = change_decode(override_decode(self.recipe.decode, overrides), changes)
         changed = {key.removeprefix("decode.") for key, _ in overrides} | changes.keys()
@@ -271,8 +268,8 @@ class Model:
         return self.limit_tokens(settings, settings.max_tokens)
 
     def limit_tokens(self, settings: DecodeConfig, most: int | None) -> DecodeConfig:
-        """These settings with at most so many tokens, and as many steps as they may need. (But where the number of
-        steps is a schedule, as of an MDM, it stays: it would be another text.)"""
+        """The same settings with at most so many tokens, and enough steps to write them. If the number of steps is a
+        schedule, as in an MDM, it is not changed, because that would change the text."""
         steps = settings.max_steps if self.family.abilities.schedules_steps else max(settings.max_steps, most or 0)
         return change_decode(settings, {"max_tokens": most, "max_steps": steps})
 

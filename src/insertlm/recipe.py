@@ -38,15 +38,15 @@ __all__ = [
     "to_yaml",
 ]
 
-_MOST = (1 << 63) - 1  # what a machine integer holds
+_MOST = (1 << 63) - 1  # the largest machine integer
 _PRESETS = {"task": TASK_PRESETS, "model": MODEL_PRESETS}
-_NAMES = {"task": "star", "family": DEFAULT.tag}  # of sections that say none
+_NAMES = {"task": "star", "family": DEFAULT.tag}  # for sections without a name
 
 
 class OptimConfig(Section, frozen=True, kw_only=True):
     """The `optim` section of a recipe."""
 
-    matrices: Literal["adamw", "muon"] = "adamw"  # how those of the blocks learn; all else learns by AdamW
+    matrices: Literal["adamw", "muon"] = "adamw"  # the optimiser of the blocks' matrices; all else uses AdamW
     learning_rate: NonNegative = 1e-4
     warmup: Index = 1000  # steps over which the rate rises from 0
     cooldown: Fraction = 0.0  # share of all steps, at the end, over which it falls back to 0
@@ -113,7 +113,7 @@ def load_recipe(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> Recipe
 
 
 def parse_recipe(tree: Mapping[Any, Any], source: str, overridden: Collection[str] = ()) -> Recipe:
-    """`source` names the origin in messages; the keys in `overridden` came from the command line."""
+    """Check a recipe. source: its origin, for messages   overridden: the keys that came from the command line"""
     _check_names(tree, source)
     sections = {section: _expand(section, keys, source, overridden) for section, keys in tree.items()}
     return _convert(sections, Recipe, source, overridden)
@@ -126,13 +126,13 @@ def change_decode(config: DecodeConfig, changes: Mapping[str, Any], overridden: 
 
 
 def override_decode(config: DecodeConfig, overrides: Sequence[tuple[str, str]]) -> DecodeConfig:
-    """The `decode` section with what the command line says, such as ("decode.temperature", "0.8")."""
+    """The `decode` section with overrides of the command line, such as ("decode.temperature", "0.8")."""
     changes = {key.removeprefix("decode."): parse_value(key, value) for key, value in overrides}
     return change_decode(config, changes, [key for key, _ in overrides])
 
 
 def parse_value(key: str, text: str) -> Any:
-    """What a value on the command line means: the same as behind `key:` in a recipe."""
+    """A value on the command line, read as it would be after `key:` in a recipe."""
     try:
         return _parse_yaml(text) if text else text
     except ValueError as error:
@@ -140,7 +140,7 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """All keys, also those left at their defaults."""
+    """The recipe with all keys, those at their defaults too, so that later defaults do not change a run."""
     text: str = yaml.safe_dump(msgspec.to_builtins(recipe), sort_keys=False)
     return text
 
@@ -190,7 +190,7 @@ def _read(path: Path) -> dict[Any, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which PyYAML would take the last."""
+    """Refuses duplicate keys. PyYAML would silently take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -202,10 +202,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parse_yaml(text: str | bytes) -> Any:
-    """Raises ValueError for whatever is not YAML."""
+    """Raises ValueError for anything that is not YAML."""
     try:
         return yaml.load(text, _Loader)
-    # The last three are what PyYAML lets through, of `!!bool x`, `!!timestamp x` and thousands of brackets.
+    # PyYAML raises the last three itself, for `!!bool x`, `!!timestamp x` and thousands of nested brackets.
     except (yaml.YAMLError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
@@ -221,13 +221,13 @@ def _override(tree: dict[Any, Any], key: str, value: str) -> None:
     keys = tree.get(section)
     if keys is None:
         keys = tree[section] = {}
-    if isinstance(keys, dict):  # else parsing says what is wrong with it
+    if isinstance(keys, dict):  # otherwise parsing reports what is wrong
         keys[name] = parse_value(key, value)
 
 
 def _expand(section: str, keys: Any, source: str, overridden: Collection[str]) -> Any:
-    """Put the keys of `preset: NAME` beneath those given. A section of which all keys are commented out is empty, and a
-    task or a family without a name is the default one."""
+    """Fill in the keys of `preset: NAME` where none are given. A section whose keys are all commented out is empty. A
+    task or family without a name is the default one."""
     keys = {} if keys is None else keys
     if not isinstance(keys, dict):
         return keys
@@ -258,7 +258,7 @@ def _convert(sections: Mapping[str, Any], kind: type[_Tree], source: str, overri
         what = _outdated(place, sections) or what
         raise InsertlmError(f"{_where(place, source, overridden)}: {what}") from error
     for place, value in _flatten(msgspec.to_builtins(tree)).items():
-        if isinstance(value, int | float) and not -_MOST <= value <= _MOST:  # not a number is not, either
+        if isinstance(value, int | float) and not -_MOST <= value <= _MOST:  # this also refuses NaN
             where = _where(place, source, overridden)
             raise InsertlmError(f"{where}: expected a number below 2^63, got {_shown(value)}")
     return tree
@@ -269,7 +269,7 @@ def _where(place: str, source: str, overridden: Collection[str]) -> str:
 
 
 def _check_names(tree: Mapping[Any, Any], source: str) -> None:
-    """YAML has keys of any type; here all are names."""
+    """Refuse keys that are not names. In YAML a key can be of any type."""
     places = {"": tree, **{f"{section}: ": keys for section, keys in tree.items() if isinstance(keys, dict)}}
     for place, keys in places.items():
         for key in keys:
@@ -278,7 +278,7 @@ def _check_names(tree: Mapping[Any, Any], source: str) -> None:
 
 
 def _explain(message: str, sections: Mapping[str, Any]) -> tuple[str, str]:
-    """msgspec's message as the place and what is wrong there: with what was expected, and what is there instead."""
+    """Turn msgspec's message into the key and what is wrong with it: what was expected, and what is there instead."""
     what, found, place = message.rpartition(" - at `$")
     what, place = (what, place.strip("`.")) if found else (message, "")
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", what):
@@ -289,7 +289,7 @@ def _explain(message: str, sections: Mapping[str, Any]) -> tuple[str, str]:
         if place in _PRESETS:
             expected += f", or {place}.preset: one of {_listed(_PRESETS[place])}"
         return f"{place}.{match[1]}".removeprefix("."), f"missing; expected {expected}"
-    if not place:  # parts that do not fit together
+    if not place:  # sections that do not fit together
         return "recipe", what
     section, _, key = place.partition(".")
     value = sections[section][key] if key else sections[section]
@@ -326,19 +326,19 @@ def _sections() -> list[str]:
 
 
 def _kinds(section: str) -> list[Any]:
-    """The types a section may have: several where a `name` tells them apart."""
+    """The types that a section may have; several if its `name` selects one."""
     kind = next(field.type for field in msgspec.structs.fields(Recipe) if field.name == section)
     return list(get_args(kind)) or [kind]
 
 
 def _named(section: str, name: Any) -> list[Any]:
-    """The type of that name, or all if none has it."""
+    """The type of that name, or all types if there is none."""
     kinds = _kinds(section)
     return [kind for kind in kinds if kind.__struct_config__.tag == name] or kinds
 
 
 def _keys(section: str, name: str | None = None) -> list[str]:
-    """All keys a section may have in a file; with `name`, those of the type of that name."""
+    """All keys that a section may have in a file; with `name`, those of the type of that name."""
     kinds = _named(section, name)
     tag = kinds[0].__struct_config__.tag_field
     preset = ["preset"] if section in _PRESETS else []
@@ -347,7 +347,7 @@ def _keys(section: str, name: str | None = None) -> list[str]:
 
 
 def _choices(section: str, key: str, keys: Mapping[str, Any]) -> Sequence[str]:
-    """What a key that has few possible values may be, beside those other keys."""
+    """The values of a key that has only a few. keys: the whole section"""
     kinds = _kinds(section)
     if key == kinds[0].__struct_config__.tag_field:
         return [kind.__struct_config__.tag for kind in kinds]
@@ -360,7 +360,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as Python writes it, cut to fit into a message."""
+    """A value as Python writes it, shortened for a message."""
     try:
         text = repr(value)
     except ValueError:  # Python does not write numbers of thousands of digits

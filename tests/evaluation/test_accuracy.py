@@ -92,6 +92,8 @@ def test_a_score_that_only_some_examples_have_is_averaged_over_those() -> None:
 class Parrot:
     """Writes a prompt's prefix as its text, and remembers how many it was asked for at once."""
 
+    framing = 2
+
     def __init__(self) -> None:
         self.batches: list[int] = []
 

@@ -107,7 +107,7 @@ def test_a_model_writes_from_empty_prompts(monkeypatch: pytest.MonkeyPatch) -> N
     """With a family that writes its seed."""
 
     class Family:
-        weights = 0.5
+        weights, framing = 0.5, 2
 
         def state_dict(self) -> dict[str, torch.Tensor]:
             return {"weights": torch.tensor([self.weights])}

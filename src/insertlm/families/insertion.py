@@ -1,4 +1,4 @@
-"""What the families that insert share while writing: a canvas, and its hidden rows with the prefix computed once."""
+"""The writer that insertion families share: a canvas of texts, and hidden rows with the prefix computed only once."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _PATIENCE = 4  # steps
 
 
 class InsertionWriter(BatchWriter):
-    """A model at work on one batch of canvases. With `prefix_lm` the prefix is computed here, once.
+    """A model with one batch of texts. With `prefix_lm` the prefix is computed here, once.
 
-    A place is a cell of the canvas and means "right behind this token". Texts may join, so a step counts with `own` and
-    keeps to the canvas's limits.
+    A place is a cell of the canvas and means "right behind this token". Texts may join, so steps must be counted with
+    `own` and limits taken from the canvas.
 
-    captured: whether to work with CUDA graphs, which the family lends to one batch at a time
+    captured: whether to use CUDA graphs, which the family lends to one batch at a time
     """
 
     def __init__(self, family: Family, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
@@ -44,7 +44,7 @@ class InsertionWriter(BatchWriter):
         room = longest - np.array([len(prompt.prefix) + len(prompt.start) + family.framing for prompt in prompts])
         if settings.max_tokens is not None:
             room = room.clip(max=settings.max_tokens)
-        if settings.parallel == 1:  # then a step writes a token, and no more cells are needed than there are steps
+        if settings.parallel == 1:  # every step writes one token, so there need be no more cells than steps
             room = room.clip(max=settings.max_steps)
         specials = family.specials
         self.canvas = Canvas.start(prompts, specials.stop, specials.bos, room, family.device)
@@ -57,11 +57,11 @@ class InsertionWriter(BatchWriter):
 
     @property
     def full(self) -> Tensor:
-        """[B] bool: no room, or no place."""
+        """[B] bool: a limit is reached, or no cell is open."""
         return (self.canvas.length >= self.canvas.limit) | ~self.canvas.open.any(1)
 
     def scope(self, done: Tensor) -> Scope:
-        """done: [B] bool, which texts the model itself would end"""
+        """What the next step may write. done: [B] bool, which texts the model would end"""
         if self.rules is not None:
             return self.rules.scope(self.canvas, done, self.canvas.counts.limit - self.canvas.counts.length)
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
@@ -103,7 +103,7 @@ class InsertionWriter(BatchWriter):
     # --- Computing
 
     def hidden(self) -> tuple[Tensor, Tensor]:
-        """Hidden rows of all but the prefix, and in which of them each cell of the canvas lies: [T, d], [B, C]"""
+        """Hidden rows of all cells behind the prefix, and the row of each cell of the canvas: [T, d], [B, C]"""
         canvas = self.canvas
         length, prefix = canvas.counts.length, canvas.counts.prefix
         if self.captured:
@@ -116,9 +116,9 @@ class InsertionWriter(BatchWriter):
         return self._run(written, CachedAttention(self.cache, written.segments)), written.where
 
     def _replayed(self, rows: int) -> tuple[Tensor, Tensor]:
-        """The same with every text given as many rows as the longest has."""
+        """The same from CUDA graphs, whose shapes are fixed: every text gets as many rows as the longest one."""
         canvas = self.canvas
-        rows = min(rows, canvas.tokens.shape[1])  # counts of texts that have ended run on
+        rows = min(rows, canvas.tokens.shape[1])  # the counts of texts that have ended go on growing
         if self.graphs is None:
             assert self.cache is not None
             self.graphs = self.family.cached_backbone(len(canvas), self.cache.longest)

@@ -1,4 +1,4 @@
-"""Writing, in ids only: prompts, settings, canvases, rules, sampling, the engine, sessions, trajectories.
+"""Decoding in ids: prompts, settings, constraints, sampling, writers, the decoding loop, the scheduler, trajectories.
 
-May import nn and core. It meets families only through the Writer and Author protocols of engine.py.
+May import nn and core. It knows families only as `Writer` (writer.py) and `Author` (engine.py).
 """

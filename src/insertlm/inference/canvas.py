@@ -1,8 +1,8 @@
-"""The sequences under way: Algorithm 2's bookkeeping for a whole batch, in tensor operations.
+"""The texts of a batch while tokens are inserted: the bookkeeping of the paper's Algorithm 2 in tensor operations.
 
-Tokens lie in the order they came (the paper's v) beside their current ranks (its u), so an insertion appends one cell
-and raises the ranks behind it; nothing moves. A row reads: prefix, stop token, <bos>, given text, inserted tokens.
-Ranks are rotary positions: the stop token is 0, the prefix follows, then <bos>, then the text.
+Tokens are stored in the order in which they came (the paper's v) beside their current ranks (its u). So an insertion
+appends one cell and raises the ranks behind it, and no token moves. A row holds prefix, stop token, <bos>, given text
+and inserted tokens. Ranks are rotary positions: the stop token has 0, then come the prefix, <bos> and the text.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Counts(NamedTuple):
 @dataclass
 class Canvas:
     """tokens, ranks: [B, C]   open: [B, C] bool, whether a token may be inserted right behind this one
-    length: [B] cells in use   prefix: [B] of them prefix   limit: [B] most cells
-    counts: the host's own copy of lengths, prefixes, numbers of open cells and limits, so that the device need not be
-    asked"""
+    length: [B] cells in use   prefix: [B] those of the prefix   limit: [B] the most cells that may be used
+    counts: a copy on the host of lengths, prefixes, numbers of open cells and limits, to avoid waiting for the device
+    """
 
     counts: Counts
     tokens: Tensor
@@ -50,8 +50,8 @@ class Canvas:
     def start(
         cls, prompts: Sequence[Prompt], stop: int, bos: int, room: int | NDArray[np.int64], device: torch.device
     ) -> Canvas:
-        """`room`: the most insertions any row will see, or each will, [B]. The last column takes what is written
-        nowhere."""
+        """room: the most insertions of all rows, or of each, [B]. One more column takes writes that are meant for no
+        cell, so that `insert` needs no mask."""
         prefix = np.array([len(prompt.prefix) for prompt in prompts])
         length = prefix + 2 + np.array([len(prompt.start) for prompt in prompts])
         limit = length + room
@@ -80,16 +80,16 @@ class Canvas:
 
     @property
     def used(self) -> Tensor:
-        """[B, C]: cells that hold a token."""
+        """[B, C]: the cells that hold a token."""
         return self.columns < self.length[:, None]
 
     @property
     def slots(self) -> Tensor:
-        """[B, C]: the open cells. A row that has none shows its <bos>, to have something to choose from; it is over."""
+        """[B, C]: the open cells. A row without any shows its <bos>: the text has ended, but softmaxes need a slot."""
         return self.open | (~self.open.any(1, keepdim=True) & (self.columns == self.prefix[:, None] + 1))
 
     def select(self, rows: Tensor) -> Canvas:
-        """Only these rows; rows: [B'] indices."""
+        """Keep only these rows. rows: [B'] indices"""
         counts, *parts = (getattr(self, part.name) for part in fields(self))
         here = rows.cpu().numpy()
         still = Counts(*(count[here] for count in counts))
@@ -108,8 +108,8 @@ class Canvas:
         return Canvas(counts, *parts)
 
     def insert(self, slot: Tensor, token: Tensor) -> Tensor:
-        """Put token[b, k] right behind the cell slot[b, k] of row b, for all k at once. A row's slots are distinct; -1
-        means nothing. Returns the ranks in the text afterwards, -1 for nothing. All [B, K]"""
+        """Insert token[b, k] right behind cell slot[b, k] of row b, for all k at once. The slots of a row are distinct;
+        -1 means no insertion. Returns ranks in the text after the insertions, -1 for none. All [B, K]"""
         real = slot >= 0
         behind = self.ranks.gather(1, slot.clamp(min=0)).masked_fill(~real, self.tokens.shape[1])
         self.ranks += (behind[:, None, :] < self.ranks[:, :, None]).sum(2) * self.used
@@ -119,7 +119,7 @@ class Canvas:
         self.ranks.scatter_(1, cell, rank)
         self.open.scatter_(1, cell, real)
         self.length += real.sum(1)
-        # One token a row is the rule, and then nothing need be asked of the device.
+        # Usually every row gets one token, and then the host knows the new counts without asking the device.
         added = 1 if slot.shape[1] == 1 else real.sum(1).cpu().numpy()
         self.counts = self.counts._replace(length=self.counts.length + added, open=self.counts.open + added)
         return torch.where(real, rank - self.prefix[:, None] - 2, -1)

@@ -1,20 +1,20 @@
-"""What a text must keep to while it is written: bounds of its gaps, and runs of ids that are banned or required.
+"""Constraints on a text while it is written: how many tokens gaps get, and runs of ids that are banned or required.
 
-- A gap never gets more tokens than its most. A token belongs to the gap it was inserted into.
-- An insertion that would complete a banned run, with given tokens as its neighbours or not, is not in play.
-- The first token of a headed gap, as the text stands at any time, is one of the prompt's heads, or a required run
-  begins there.
-- A text is not complete while a gap has less than its least or a required run is missing. If the model would stop, it
-  must write: into gaps below their least first, whatever it likes there; then required runs.
-- A required run is written without a break, the longest that is missing first; of equals, and of places, the model
-  takes those it prefers. A run that the model wrote by itself counts. What stands is not broken up again.
-- Nothing else may take the room of required runs: with m the longest and k the number of those missing, an insertion
-  is in play only if k pieces of m tokens still fit into the gaps after it, and all runs into what the limits on steps
-  and length leave. If none is, a required run is next.
-- If what is owed needs all that the limits on steps and length leave, it is written even if the model would go on.
-- If a text cannot get what it is owed, it ends and is not complete.
+- A gap never gets more tokens than its maximum. A token belongs to the gap it was inserted into.
+- No insertion completes a banned run, whether its neighbours were given or written.
+- The first token of a headed gap is at any time one of the prompt's heads or the beginning of a required run.
+- A text is not complete while a gap is below its minimum or a required run is missing. If the model would stop, it
+  must write: first into gaps below their minimum, whatever it likes; then required runs.
+- A required run is written without interruption, the longest missing one first. Among runs of equal length and among
+  places the model chooses. A run that the model wrote by itself counts. A finished run is not broken up again.
+- No other token may take the room of required runs. With m the length of the longest missing run and k the number of
+  missing runs, an insertion is allowed only if k pieces of m tokens still fit into the gaps after it, and all runs into
+  what the limits leave. If no insertion is allowed, a required run is next.
+- When minimum lengths and required runs need all tokens that the limits leave, they are written even if the model would
+  write something else.
+- If a text cannot get what it must have, it ends and is not complete.
 
-All this is the host's business, one text at a time: texts with rules are few, and the rules stay readable.
+This runs on the host, one text at a time: few texts have constraints, and plain code can be read.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from insertlm.inference.settings import Bounds, Prompt
 __all__ = ["Move", "RuledText", "check_rules", "contradicts", "is_within"]
 
 Run = tuple[int, ...]
-_ENDLESS = 1 << 40  # the room of a gap without a most
+_ENDLESS = 1 << 40  # the room of a gap without a maximum
 
 
 class Move(NamedTuple):
     """What a text may do next.
 
-    complete: it may end   slots: cells behind which a token may go, none: there is no room or place
-    words: the ids in play, None: all   never: ids that are not   barred: pairs of a slot and an id that are not
-    edges: slots where only `heads` are
+    complete: it ends   slots: cells behind which a token may go; none: the text is full
+    words: the ids that may be written, None: all   never: ids that may not   barred: (slot, id) pairs that may not
+    edges: slots where only `heads` may be written
     """
 
     complete: bool
@@ -49,12 +49,12 @@ class Move(NamedTuple):
 
 
 class RuledText:
-    """One text and its rules. Cells are numbered as on the canvas.
+    """One text and its constraints. Cells are numbered as on the canvas.
 
-    line, token: cells in reading order, <bos> first, and what they hold   given: all cells at the start
-    gap: of cells   edges: cells before headed gaps   sealed: cells inside of required runs
-    room, need: of gaps, what is left to their most and least
-    missing: required runs   offered: by first id, the runs that may begin now   begun: the rest of one that has
+    line, token: cells in reading order, <bos> first, and what they hold   given: the cells at the start
+    gap: the gap of each cell   edges: cells before headed gaps   sealed: cells inside required runs
+    room, need: how many tokens each gap may still get, and must still get
+    missing: required runs   offered: the runs that may begin now, by first id   begun: the rest of a run that has begun
     """
 
     def __init__(self, prompt: Prompt) -> None:
@@ -76,7 +76,7 @@ class RuledText:
         self.begun: Run = ()
 
     def move(self, done: bool, left: int) -> Move:
-        """done: the model would stop   left: how many tokens the limits on steps and length allow"""
+        """done: whether the model would stop   left: how many more tokens the limits allow"""
         if self.begun:
             return self._move([self.cells - 1], [self.begun[0]])
         runs = sum(map(len, self.missing))
@@ -93,7 +93,7 @@ class RuledText:
         return self._move([] if done else self._slots(free))
 
     def write(self, slot: int, token: int) -> None:
-        """A token went right behind a cell."""
+        """A token was inserted right behind a cell."""
         place, gap = self.line.index(slot) + 1, self.gap[slot]
         self.line.insert(place, self.cells)
         self.token.insert(place, token)
@@ -103,17 +103,17 @@ class RuledText:
         self.need[gap] = max(0, self.need[gap] - 1)
         self.begun = self.begun[1:] or self.offered.get(token, ())[1:]
         self.offered = {}
-        if not self.begun:  # else what stands may still be broken up by the rest of it
+        if not self.begun:  # the rest of a run that has begun may still break up another one
             self._tick_off()
 
     def _move(self, slots: list[int], words: list[int] | None = None) -> Move:
-        """words: of required runs; None: whatever the model likes"""
+        """words: ids of required runs; None: whatever the model likes"""
         barred = [(slot, token) for slot in slots for token in self._completions(slot)]
         edges = [slot for slot in slots if slot in self.edges and words is None]
         return Move(False, slots, words, self.never, barred, edges, self.heads)
 
     def _begin(self) -> Move:
-        """The longest of the missing runs that fit somewhere, if any does."""
+        """Begin one of the longest missing runs that fit into a gap, if any does."""
         for length in sorted({len(run) for run in self.missing}, reverse=True):
             if gaps := [gap for gap, room in self.room.items() if room >= length]:
                 self.offered = {run[0]: run for run in reversed(self.missing) if len(run) == length}
@@ -121,7 +121,7 @@ class RuledText:
         return self._move([])
 
     def _spares(self, gap: int) -> bool:
-        """Whether there is room in a gap for a token that nobody asked for."""
+        """Whether a gap has room for a token that is not required."""
         if not self.missing or not self.room[gap]:
             return self.room[gap] > 0
         longest = max(map(len, self.missing))
@@ -132,7 +132,7 @@ class RuledText:
         return [cell for cell in self.line if self.gap[cell] in gaps and cell not in self.sealed]
 
     def _completions(self, slot: int) -> Iterator[int]:
-        """The ids that would complete a banned run right behind a cell."""
+        """The ids that would complete a banned run if inserted right behind a cell."""
         place = self.line.index(slot) + 1 if self.banned else 0
         for run in self.banned:
             for k, token in enumerate(run):
@@ -141,7 +141,7 @@ class RuledText:
                     yield token
 
     def _tick_off(self) -> None:
-        """Take the required runs that stand from the missing, and see that they are not broken up."""
+        """Remove the required runs that are now in the text from those missing, and seal them."""
         for run in [*self.missing]:
             for place in range(len(self.line) - len(run) + 1):
                 cells = self.line[place : place + len(run)]
@@ -152,7 +152,7 @@ class RuledText:
 
 
 def check_rules(prompt: Prompt, writable: Collection[int], left: int) -> None:
-    """Refuse what no text can keep to. left: how many tokens the limit on length allows"""
+    """Refuse constraints that no text can satisfy. left: how many tokens the limit on length allows"""
     for gap, (least, most) in prompt.bounds.items():
         if gap not in prompt.gaps:
             raise InsertlmError(f"a prompt has bounds for gap {gap}, which is not open")

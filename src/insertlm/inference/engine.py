@@ -1,8 +1,8 @@
-"""The decoding loop: prompts in, trajectories out. It knows ids only.
+"""The decoding loop for a whole batch: prompts in, trajectories out, in ids.
 
-Each turn asks the writer, a family's model at work on a batch, for one `Step` of all texts under way, ends those that
-are complete or full (both are asked before writing), and lets the writer carry out the step for the others. Finished
-texts leave, at once or as soon as the loop looks.
+In every step the loop asks the writer (writer.py) for a `Step` of all running texts, ends the texts that are complete
+or full, and lets the writer carry out the step for the others. A text is judged before it is written to, so a text that
+is complete as given gets no token. Texts that have ended leave the batch when the loop looks, every few steps.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from insertlm.inference.writer import Step, Writer
 
 __all__ = ["Author", "check", "decode", "exclusively", "known", "limit_of"]
 
-_LOCKS: dict[int, AbstractContextManager[object]] = {}  # by GPU
+_LOCKS: dict[int, AbstractContextManager[object]] = {}  # one for each GPU in use
 
 
 class Author(Protocol):
-    """What decoding asks of a model: all that inference knows of families."""
+    """A model as decoding sees it. This is all that the inference layer knows about families."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def framing(self) -> int:
-        """How many special tokens a row has."""
+        """The number of special tokens in a row."""
         ...
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
-        """Refuse what cannot be decoded. Returns the most tokens of a row, for `writer`."""
+        """Refuse what cannot be decoded. Returns the maximum length of a row, which `writer` needs."""
         ...
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer: ...
 
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
-        """Write one text for every prompt, all at once."""
+        """Write one text for every prompt, all in one batch."""
         ...
 
 
 def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: int) -> None:
-    """`longest`: the most tokens a row may have, `specials` special ones included."""
+    """Refuse prompts that do not fit. longest: the maximum length of a row, with its `specials` special tokens"""
     for prompt in prompts:
         length = len(prompt.prefix) + len(prompt.start) + specials
         if length > longest:
@@ -68,17 +68,21 @@ def check(prompts: Sequence[Prompt], longest: int, vocabulary: int, specials: in
 
 
 def exclusively(device: torch.device) -> AbstractContextManager[object]:
-    """Only one thread at a time may work on a GPU: while one captures a graph, no other may ask for memory, and all
-    batches share one set of graphs. GPUs do not wait for each other, and on a CPU threads work side by side."""
+    """A lock for one GPU. Only one thread may work on it at a time: no other thread may allocate memory while a graph
+    is captured, and all batches share one set of graphs. On a CPU threads run side by side without a lock."""
     if device.type != "cuda":
         return nullcontext()
     gpu = torch.cuda.current_device() if device.index is None else device.index
-    return _LOCKS.setdefault(gpu, threading.RLock())
+    return _LOCKS.setdefault(gpu, threading.RLock())  # setdefault is atomic, so all threads get the same lock
 
 
 def limit_of(prompt: Prompt, settings: DecodeConfig, room: int, tokens: int, steps: int) -> Limit:
-    """Which limit ended a text that its model would have gone on with. room: the most tokens of prefix and text
-    tokens, steps: written so far, and taken"""
+    """Which limit ended a text that its model would have continued.
+
+    room: the most tokens that prefix and text may have together   tokens, steps: how many were written and taken
+    """
+    # Several limits may be reached at once. The one that users set most often is named first, and blanks come last:
+    # that they are full is what remains when nothing else explains the end.
     if tokens == settings.max_tokens:
         return "max_tokens"
     if len(prompt.prefix) + len(prompt.start) + tokens >= room:
@@ -90,27 +94,27 @@ def limit_of(prompt: Prompt, settings: DecodeConfig, room: int, tokens: int, ste
 def decode(
     begin: Callable[[], Writer], prompts: Sequence[Prompt], settings: DecodeConfig, room: int
 ) -> list[Trajectory]:
-    """begin: makes the writer, which may compute once and for all what stays the same   room: the most tokens of a
-    prefix and its text"""
+    """Write a text for every prompt. begin: makes the writer, which may already compute what stays the same in all
+    steps   room: the most tokens that a prefix and its text may have together"""
     if not prompts:
         return []
     writer = begin()
     record = _Record()
     alive = torch.ones_like(writer.row, dtype=torch.bool)
-    for number in range(settings.max_steps + 1):
+    for number in range(settings.max_steps + 1):  # the last step only judges whether the text is complete
         step = writer.step(number)
         last = number == settings.max_steps
         ended = alive & (step.complete | step.full | last)
         record.endings.append((number, ended, writer.row, step.stop_probability, step.complete))
         alive = alive & ~ended
         if last or number % writer.patience == 0:
-            stay = alive.nonzero().squeeze(1)  # the one place where the host waits for the device
+            stay = alive.nonzero().squeeze(1)  # the only place where the host waits for the device
             if not len(stay):
                 break
             if len(stay) < len(alive):
                 writer.select(stay)
                 alive, step = alive[stay], Step(*(part.index_select(0, stay) for part in step))
-        if writer.patience > 1:
+        if writer.patience > 1:  # texts that have ended may still be in the batch; nothing is written to them
             step = step._replace(place=step.place.masked_fill(~alive[:, None], -1))
         rank = writer.write(step)
         record.events.append((number, writer.row, step.stop_probability, rank, step.token, step.log_probability))
@@ -118,10 +122,10 @@ def decode(
 
 
 class _Record:
-    """What happened, kept on the device and read once at the end: the loop must not wait for the host.
+    """What happened, kept on the device and read once at the end, so that no step waits for a copy to the host.
 
-    events: step, then row [B], stop probability [B], rank, token, log-probability [B, K]
-    endings: step, then whether a text ended [B], and its row, stop probability and whether it is complete
+    events: of each step its number, row [B], stop probability [B], and rank, token and log-probability [B, K]
+    endings: of each step its number, which texts ended [B], their rows, stop probabilities and which are complete
     """
 
     def __init__(self) -> None:
@@ -142,8 +146,8 @@ class _Record:
         return written
 
     def _insertions(self, count: int) -> list[list[Insertion]]:
-        """The events of each prompt by step, and in a step in reading order: inserted one after the other, each token
-        ends up at its rank."""
+        """The insertions of each prompt, ordered by step and within a step by rank. Ranks are those after the step, so
+        tokens inserted in this order end up where they belong."""
         if not self.events:
             return [[] for _ in range(count)]
         steps, *columns = zip(*self.events, strict=True)
@@ -152,6 +156,7 @@ class _Record:
         row, stop, rank, token, score = (column.cpu().numpy() for column in wide)
         step = np.repeat(steps, [part.numel() for part in ranks])
         real = np.flatnonzero(rank >= 0)
+        # One sort of all insertions by (row, step, rank), then one slice for each row.
         order = real[np.lexsort((rank[real], step[real], row[real]))]
         lines = zip(*(column[order].tolist() for column in (step, rank, token, score, stop)), strict=True)
         insertions = [Insertion(number, place, word, sure, known(over)) for number, place, word, sure, over in lines]
@@ -165,5 +170,5 @@ def _flat(part: Tensor, like: Tensor) -> Tensor:
 
 
 def known(probability: float) -> float | None:
-    """A stop probability, None where the model cannot tell."""
+    """A stop probability; None where the model cannot tell, which tensors hold as NaN."""
     return None if math.isnan(probability) else probability

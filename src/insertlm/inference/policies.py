@@ -1,7 +1,7 @@
-"""Which slot next: scores of slots from what a model expects in them, as plain functions.
+"""Which slot gets the next token: functions that score slots by what the model expects in them.
 
-Each takes logits over what may be written, [S, V], and their normaliser, [S], and gives a score, [S]; the slot with the
-highest gets the next token.
+Each takes logits over what may be written, [S, V], and their normaliser, [S], and returns scores, [S]. The slot with
+the highest score is written to.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ __all__ = ["PLAUSIBLE", "Policy", "best_pair", "certainty", "look", "margin", "m
 
 Policy = Callable[[Tensor, Tensor], Tensor]
 
-# A slot in which a model expects little may be one where nothing is missing, and the model may well be certain of what
-# would stand there. Where a policy looks at tokens, slots below this share of the heaviest one's mass are not in play.
-# Chosen on validation puzzles, see docs/log.md.
+# In a slot where nothing is missing a model may still be certain of the token that would be there. So policies that
+# look at tokens consider only slots with at least this share of the largest slot's mass. The value was chosen on
+# validation puzzles, see docs/log.md.
 PLAUSIBLE = 0.5
 
 
 def mass(logits: Tensor, normaliser: Tensor) -> Tensor:
-    """How much is expected in a slot: the paper's choice."""
+    """How much is expected in a slot. This is the paper's policy."""
     return normaliser
 
 
 def certainty(logits: Tensor, normaliser: Tensor) -> Tensor:
-    """How likely its likeliest token is, given that the slot is chosen; as a logarithm."""
+    """The log-probability of the slot's likeliest token, given the slot."""
     return logits.amax(-1) - normaliser
 
 
 def margin(logits: Tensor, normaliser: Tensor, rival: Tensor | None = None) -> Tensor:
-    """By how much its likeliest token leads the next one. rival: [S], the logit of something that is never written but
-    may be that next one"""
+    """How much more probable the slot's likeliest token is than the second. rival: [S], the logit of something that is
+    never written but may be that second, such as an end token"""
     best, *others = logits.topk(min(2, logits.shape[-1])).values.unbind(-1)
     second = others[0] if others else torch.full_like(best, -torch.inf)
     second = second if rival is None else torch.maximum(second, rival)
@@ -44,15 +44,15 @@ def margin(logits: Tensor, normaliser: Tensor, rival: Tensor | None = None) -> T
 
 
 def best_pair(logits: Tensor, normaliser: Tensor) -> Tensor:
-    """The slot of the likeliest pair of slot and token."""
+    """The slot of the likeliest (slot, token) pair has the largest logit."""
     return logits.amax(-1)
 
 
 def look(rows: Tensor, words: Tensor, policy: Policy, barred: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The mass and the score of slots, [S] each, from their hidden rows [S, d] and an unembedding [V, d]. No more
-    logits are held at once than in training. barred: [S, V] bool, what may not be written; None: all may"""
+    """The mass and the score of slots, [S] each, from their hidden rows [S, d] and an unembedding [V, d]. Works in
+    chunks, so that the logits of all slots are never in memory. barred: [S, V] bool, what must not be written"""
     if policy is mass and barred is None:
-        with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):  # as the rows were made
+        with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):  # as the rows were computed
             total = slot_logsumexp(rows, words)
         return total, total
     parts = []
@@ -67,5 +67,5 @@ def look(rows: Tensor, words: Tensor, policy: Policy, barred: Tensor | None = No
 
 
 def plausible(masses: Tensor) -> Tensor:
-    """Which slots are in play, [B, C] bool. masses: [B, C], log-masses, −inf where there is no slot"""
+    """Which slots to consider, [B, C] bool. masses: [B, C], log-masses, −inf where there is no slot"""
     return masses >= masses.amax(1, keepdim=True) + math.log(PLAUSIBLE)

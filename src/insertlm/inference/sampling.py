@@ -1,4 +1,4 @@
-"""Choosing one of N with temperature, top-k and nucleus, from counter-based noise and without host synchronisation."""
+"""Sampling one of N with temperature, top-k and nucleus, from counter-based noise and without host synchronisation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from insertlm.core.noise import uniform
 
 __all__ = ["choose", "choose_each", "draws", "nucleus", "top_k"]
 
-_COLD = 1e-30  # temperatures below count as 0: logits would overflow
+_COLD = 1e-30  # lower temperatures count as 0, because logits divided by them would overflow
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Rule out all but the k largest of each row (ties with the k-th stay). logits: [B, N]"""
+    """Keep only the k largest logits of each row, and ties with the k-th. logits: [B, N]"""
     if k == 0 or k >= logits.shape[-1]:
         return logits
     least = logits.topk(k, dim=-1).values[:, -1:]
@@ -24,15 +24,15 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def nucleus(logits: Tensor, p: float) -> Tensor:
-    """Rule out all but the fewest entries whose probability reaches p. logits: [B, N]
+    """Keep only the fewest entries whose probability together reaches p. logits: [B, N]
 
-    The entry that crosses p stays, as is usual; the paper's code drops it.
+    The entry that crosses p is kept, as is usual; the paper's code drops it.
     """
     if p >= 1.0:
         return logits
     ordered, index = logits.sort(dim=-1, descending=True)
     before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-    out = (before >= p) & (before > 0)  # the first stays, be p too small for a float
+    out = (before >= p) & (before > 0)  # the first is kept, even if p rounds to 0
     return logits.masked_fill(torch.zeros_like(out).scatter(-1, index, out), -torch.inf)
 
 
@@ -43,11 +43,12 @@ def choose(
     if temperature < _COLD or k == 1:
         return logits.argmax(-1)
     logits = nucleus(top_k(logits / temperature, k), p)
+    # The Gumbel trick: an argmax of noisy logits is a sample from their softmax, without a cumulative sum.
     return (logits - (-noise(logits.shape[-1]).log()).log()).argmax(-1)
 
 
 def choose_each(logits: Tensor, noise: Callable[[int], Tensor], ways: Sequence[tuple[float, int, float]]) -> Tensor:
-    """`choose` where every text has its own temperature, k and p. logits: [B*K, N], K rows for each of the B texts"""
+    """`choose` with a temperature, k and p for each text. logits: [B*K, N], K rows for each of the B texts"""
     rows = torch.arange(len(logits), device=logits.device).view(len(ways), -1)
     chosen, drawn = torch.empty_like(rows).flatten(), cache(noise)
 
@@ -61,7 +62,7 @@ def choose_each(logits: Tensor, noise: Callable[[int], Tensor], ways: Sequence[t
 
 
 def draws(stream: int, seed: Tensor, number: Tensor | int) -> Callable[[int], Tensor]:
-    """Uniform noise for `choose` that depends on a text's seed, the step and what it is for; made only if needed.
-    seed: [B], of 32 bits   number: of the step, or of each text's, [B]"""
+    """Uniform noise for `choose`, made only if needed. It depends on the text's seed, its step and the stream, which
+    keeps apart what the draws are for. seed: [B], 32 bits   number: of the step, for all texts or for each, [B]"""
     own = number if isinstance(number, int) else number[:, None]
     return lambda width: uniform(stream, seed[:, None], own, torch.arange(width, device=seed.device))

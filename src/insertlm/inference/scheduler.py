@@ -1,18 +1,18 @@
-"""Who is written when: texts wait, are admitted up to a limit, advance together, and end or are cancelled.
+"""The scheduler: texts wait, are admitted up to a limit, advance together, and end or are cancelled.
 
-Everything that writes more than one batch goes through a `Scheduler`: lists of prompts (`generate`), streams that are
-watched (infill/stream.py) and the texts of a server (server/worker.py). It works at one of two paces:
+Lists of prompts (`generate`), drafts (infill/stream.py) and the texts of a server (server/worker.py) all go through it.
+It runs at one of two paces:
 
-- Watched: an advance is one step of every text, and tells what happened in it, so the host waits for the device in
-  every step. Texts join the batch that is under way as soon as there is room, and leave it when they end. They are
-  written in one batch by one writer; what texts must have in common for that is for the writers to say (`Writer.kind`).
-  Texts of different kinds take turns within a step.
-- Unwatched: an advance writes a batch from beginning to end. The host looks only now and then whether texts have
-  ended, and reads what was written once, at the end (engine.py). This is several times faster on a GPU, where a batch
-  may be replayed from captured graphs; but nothing can join what is captured, and nothing can be told before the end.
+- Watched: each call of `advance` is one step of every running text and returns what happened in it, so the host waits
+  for the device in every step. New texts join the running batch as soon as there is room. Texts whose writers have the
+  same `kind` are one batch; batches of different kinds advance one after the other.
+- Unwatched: each call of `advance` writes a batch from beginning to end with the loop in engine.py. The host looks only
+  every few steps whether texts have ended, and copies what was written once, at the end. On a GPU this is several times
+  faster, because a batch can be replayed from captured graphs. But no text can join a captured batch, and nothing is
+  known before its end. That is why the two paces do not share a loop.
 
-A text's noise, limits and rules count from its own first step. So its result is that of a lone request, whoever else is
-there (in exact arithmetic: how a machine rounds may depend on the size of a batch).
+A text's noise, limits and constraints count from its own first step. So its result does not depend on the other texts
+(in exact arithmetic; rounding may depend on the size of the batch).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Progress", "Scheduler", "generate"]
 
 
 class Progress(NamedTuple):
-    """What an advance did to a text. events: in reading order   ended: the whole, if it is over"""
+    """What an advance did to one text. events: in reading order   ended: the whole text, if this was its end"""
 
     key: int
     events: list[Insertion]
@@ -44,8 +44,8 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Text:
-    """longest: the most tokens of its row, `room` without special ones   begun: the step of its batch that was its
-    first"""
+    """longest: the maximum length of its row   room: the same without special tokens
+    begun: the step of its batch that was its own first step"""
 
     key: int
     prompt: Prompt
@@ -58,7 +58,7 @@ class _Text:
 
 @dataclass
 class _Batch:
-    """Texts that are written together, in the order of the writer's rows. number: of the next step"""
+    """Texts that are written together, in the order of the writer's rows. number: the next step"""
 
     writer: Writer
     texts: list[_Text]
@@ -66,30 +66,31 @@ class _Batch:
 
 
 class Scheduler:
-    """limit: how many texts may be under way at once. Belongs to one thread at a time."""
+    """limit: how many texts may run at once. Only one thread may use a scheduler at a time."""
 
     def __init__(self, family: Author, limit: int, *, watched: bool) -> None:
         self.family, self.limit, self.watched = family, limit, watched
         self._waiting: deque[_Text] = deque()
-        self._admitted: list[_Text] = []  # of which no step has been taken
+        self._admitted: list[_Text] = []  # running, but before their first step
         self._batches: list[_Batch] = []
         self._submitted = 0
 
     def __len__(self) -> int:
-        """How many texts wait or are under way."""
+        """How many texts wait or run."""
         return len(self._waiting) + self.running
 
     @property
     def running(self) -> int:
-        """How many are under way."""
-        return len(self._under_way)
+        """How many texts run."""
+        return len(self._running)
 
     @property
-    def _under_way(self) -> list[_Text]:
+    def _running(self) -> list[_Text]:
         return [*self._admitted, *(text for batch in self._batches for text in batch.texts)]
 
     def submit(self, prompts: Sequence[Prompt], settings: DecodeConfig, *, first: bool = False) -> list[int]:
-        """Refuses what cannot be decoded. Returns a key for each text. first: before all that wait"""
+        """Queue a text for every prompt; refuse what cannot be decoded. Returns their keys. first: at the front of the
+        queue, for a text that has to be written again"""
         longest = self.family.check(prompts, settings)
         room = longest - self.family.framing
         texts = [_Text(key, prompt, settings, longest, room) for key, prompt in enumerate(prompts, self._submitted)]
@@ -101,20 +102,20 @@ class Scheduler:
         return [text.key for text in texts]
 
     def admit(self) -> list[int]:
-        """Let those begin for which there is room. Returns their keys. `advance` does it too."""
+        """Let as many texts start as there is room for. Returns their keys. `advance` calls this too."""
         room = min(self.limit - self.running, len(self._waiting))
         begun = [self._waiting.popleft() for _ in range(room)]
         self._admitted += begun
         return [text.key for text in begun]
 
     def advance(self) -> list[Progress]:
-        """One step of every text, or if nobody watches, all steps of a batch."""
+        """One step of every running text; if unwatched, all steps of a batch."""
         self.admit()
         return self._step() if self.watched else self._write_batch()
 
     @torch.inference_mode()
     def cancel(self, key: int) -> None:
-        """Forget a text; one that is over, or never was, is forgotten already."""
+        """Drop a text. Nothing happens if it has ended already."""
         self._waiting = deque(text for text in self._waiting if text.key != key)
         self._admitted = [text for text in self._admitted if text.key != key]
         with exclusively(self.family.device):
@@ -124,8 +125,9 @@ class Scheduler:
                     self._keep(batch, stay)
 
     def abandon(self) -> list[int]:
-        """Forget all that is under way, such as when a step has failed. Returns their keys; what waits goes on."""
-        keys = [text.key for text in self._under_way]
+        """Drop all running texts after a step has failed, because their state is unknown. Returns their keys; texts
+        that wait are kept."""
+        keys = [text.key for text in self._running]
         self._admitted, self._batches = [], []
         return keys
 
@@ -146,13 +148,13 @@ class Scheduler:
         with exclusively(self.family.device):
             for settings, texts in _by_settings(self._admitted):
                 writer = self.family.writer([text.prompt for text in texts], settings, texts[0].longest)
-                self._seat(_Batch(writer, texts))
+                self._merge(_Batch(writer, texts))
             self._admitted = []
             return [progress for batch in [*self._batches] for progress in self._advance(batch)]
 
-    def _seat(self, new: _Batch) -> None:
-        """Join the batch of the same kind, if there is one."""
-        new.writer.stay_open()
+    def _merge(self, new: _Batch) -> None:
+        """Join the running batch of the same kind, if there is one."""
+        new.writer.stay_open()  # others may join later, also if this one joins nobody
         kind = new.writer.kind
         for batch in self._batches:
             if kind is not None and batch.writer.kind == kind:
@@ -183,6 +185,7 @@ class Scheduler:
             else:
                 stay.append(row)
         if over:
+            # The step was computed for all rows; only those of the remaining texts are carried out.
             rows = torch.tensor(stay, dtype=torch.int64, device=self.family.device)
             step = Step(*(part.index_select(0, rows) for part in step))
             self._keep(batch, stay)
@@ -217,9 +220,10 @@ def generate(
     progress: Callable[[int], None] = lambda done: None,
     processes: Processes | None = None,
 ) -> Iterator[Trajectory]:
-    """Decode any number of prompts, `batch_size` at a time. `progress` is told how many are done.
+    """Decode any number of prompts, `batch_size` at a time. progress: called with the number of finished texts
 
-    Several processes share the batches, which are those of one process, and all get all texts.
+    Several processes share the batches. The batches are the same as with one process, so that rounding is the same, and
+    every process gets all texts.
     """
 
     scheduler = Scheduler(family, batch_size, watched=False)

@@ -1,4 +1,4 @@
-"""What a step may write, and where: the rules of constraints.py for a whole batch, as tensors."""
+"""The constraints of constraints.py for a whole batch, as tensors: what a step may write, and where."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["Rules", "Scope"]
 class Scope(NamedTuple):
     """What the next step may do.
 
-    complete, full: [B] bool, as in Step   slots: of the S cells of the canvas [B, C] that may be written behind
-    barred: [S, W] bool, the words that are out of play in each; None: none is
+    complete, full: [B] bool, as in Step   slots: packs the S cells of the canvas [B, C] behind which tokens may go
+    barred: [S, W] bool, the words that must not go there; None: all may
     """
 
     complete: Tensor
@@ -31,7 +31,7 @@ class Scope(NamedTuple):
     barred: Tensor | None = None
 
     def logits(self, rows: Tensor, words: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """rows: [N, d], of all slots or of the `chosen` [N]   words: [W, d]   Returns [N, W]."""
+        """rows: [N, d], hidden rows of all slots, or of the `chosen` ones [N]   words: [W, d]   Returns [N, W]."""
         logits = rows @ words.T
         if self.barred is None:
             return logits
@@ -39,7 +39,7 @@ class Scope(NamedTuple):
 
 
 class Rules:
-    """The texts under way that have rules, and those beside them. words: the ids that can be written"""
+    """The constraints of all texts in a batch, of which some may have none. words: the ids that can be written"""
 
     def __init__(self, prompts: Sequence[Prompt], words: Sequence[int]) -> None:
         self.texts = [RuledText(prompt) for prompt in prompts]
@@ -47,12 +47,12 @@ class Rules:
         self._shared: dict[frozenset[int], Tensor] = {}
 
     def scope(self, canvas: Canvas, done: Tensor, left: NDArray[np.int64]) -> Scope:
-        """done: [B] bool, which texts the model itself would end   left: [B], how many tokens the limits allow"""
+        """done: [B] bool, which texts the model would end   left: [B], how many more tokens the limits allow"""
         moves = [text.move(*now) for text, *now in zip(self.texts, done.tolist(), left.tolist(), strict=True)]
         complete, full = torch.tensor([(move.complete, not move.slots) for move in moves], device=done.device).T
         shown = np.zeros(canvas.tokens.shape, dtype=bool)
         for b, move in enumerate(moves):
-            shown[b, move.slots or canvas.counts.prefix[b] + 1] = True  # <bos>, where the text is over
+            shown[b, move.slots or canvas.counts.prefix[b] + 1] = True  # <bos>, if the text has ended
         slots = Packing(torch.from_numpy(shown).to(done.device), counts=shown.sum(1))
         none_left = torch.from_numpy(left <= 0).to(done.device)
         return Scope(complete, full | none_left, slots, self._barred(moves, slots))
@@ -64,13 +64,13 @@ class Rules:
         self.texts = [self.texts[row] for row in rows]
 
     def write(self, slots: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> None:
-        """Both [B][1]; -1 is no slot"""
+        """Both [B][1]; -1 is no insertion. (Families with constraints write one token a step.)"""
         for text, [slot], [token] in zip(self.texts, slots, tokens, strict=True):
             if slot >= 0:
                 text.write(slot, token)
 
     def _barred(self, moves: Sequence[Move], slots: Packing) -> Tensor | None:
-        """What moves rule out, see Scope."""
+        """The words that moves rule out for each slot, see Scope."""
         if not any(move.words is not None or move.never or move.barred or move.edges for move in moves):
             return None
         out = np.zeros((len(moves), len(self.columns)), dtype=bool)
@@ -91,7 +91,7 @@ class Rules:
         return barred
 
     def _in_play(self, words: frozenset[int]) -> Tensor:
-        """[W] bool; texts share what they were given"""
+        """[W] bool. Kept, because a set of heads holds thousands of ids and all texts share it."""
         if words not in self._shared:
             mask = torch.zeros(len(self.columns), dtype=torch.bool)
             mask[[self.columns[word] for word in words if word in self.columns]] = True

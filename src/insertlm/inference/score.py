@@ -1,4 +1,4 @@
-"""What a model thinks of a text that is given whole."""
+"""Scores of a complete text: probabilities of single decisions of the model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ __all__ = ["Score", "restoring_gaps", "with_each_left_out"]
 
 @dataclass(frozen=True)
 class Score:
-    """Probabilities that an insertion model gives to a text of n tokens. All are of single decisions, none of the text
-    as a whole, which has none that could be computed: it can be written in n! orders.
+    """Probabilities that an insertion model gives to a text of n tokens. Each is of a single decision. The probability
+    of the whole text cannot be computed exactly, because the text can be written in n! orders.
 
     ids: the text as the model reads it, n
-    stop_probability: that nothing is missing from the whole text
-    slots: n + 1 numbers that add up to 1. Number k is the probability that, if something were missing, the next token
-        would be inserted before token k (number n: behind the last one), whatever it is
-    tokens: n numbers. Number k is the probability that, with token k left out and something inserted, the text comes
-        back: that the next insertion is this token in this place. (Between equal neighbours there are several places
-        that give the same text; their probabilities are added.)
-    stops: n numbers. Number k is the stop probability of the text with token k left out: how little it is missed
+    stop_probability: that nothing is missing from the text
+    slots: n + 1 numbers that add up to 1. Number k is the probability that, if something is missing, the next token is
+        inserted before token k (number n: at the end), whatever token it is
+    tokens: n numbers. Number k is the probability that, with token k left out and one token inserted, the text comes
+        back. (Between equal neighbours several places give the same text; their probabilities are added.)
+    stops: n numbers. Number k is the stop probability of the text without token k: high if it is not missed
     """
 
     ids: list[int]
@@ -39,7 +38,7 @@ def with_each_left_out(prefix: Sequence[int], text: Sequence[int]) -> list[Promp
 
 
 def restoring_gaps(text: Sequence[int], k: int) -> range:
-    """The gaps of the text without token k into which this token can go to give the text back."""
+    """The gaps of the text without token k where inserting this token gives the text back."""
     first = last = k
     while first > 0 and text[first - 1] == text[k]:
         first -= 1

@@ -1,4 +1,4 @@
-"""What decoding is asked to do: the `decode` section of a recipe, and one prompt."""
+"""The `decode` section of a recipe, and a prompt."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _FOLD = 0x9E3779B9  # odd, so that the upper half of a seed changes the lower
 
 
 class DecodeConfig(Section, frozen=True, kw_only=True):
-    """How to choose places and tokens, and when to end. The defaults are greedy and deterministic."""
+    """How to choose places and tokens, and when to stop. The defaults are greedy and deterministic."""
 
     stop_threshold: Fraction = 0.5
     order: Literal["auto", "mass", "certainty", "margin", "random"] = (
         "auto"  # which place next; auto = the family's own
     )
-    parallel: Index = 1  # tokens written in one step, 0 = one at every place that is open; not all families can
-    joint: bool = False  # choose (place, token) pairs together; else a place by its order, then a token there
-    position_top_k: Index = 1  # two-step sampling: the places in play, 1 = always the most likely, 0 = all
+    parallel: Index = 1  # tokens written in one step, 0 = one at every open place; not all families can
+    joint: bool = False  # sample (place, token) pairs; else a place by `order`, then a token for it
+    position_top_k: Index = 1  # without joint: sample among so many places, 1 = always the most likely, 0 = all
     temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely
-    top_k: Index = 0  # tokens (pairs) in play, 0 = all
-    top_p: Fraction = 1.0  # nucleus: the fewest tokens (pairs) whose probability reaches this
-    max_tokens: Count | None = None  # tokens written, whatever the number of steps; None = no limit of its own
-    max_steps: Count = 256  # an ILM and an ARM write a token in each; for an MDM, the length of its schedule
-    max_length: Count | None = None  # tokens of the whole row, given and special ones included; None = the model's
+    top_k: Index = 0  # sample among so many tokens (pairs), 0 = all
+    top_p: Fraction = 1.0  # nucleus: sample among the fewest tokens (pairs) whose probability reaches this
+    max_tokens: Count | None = None  # tokens written, in however many steps; None = no limit
+    max_steps: Count = 256  # an ILM and an ARM write a token in each; for an MDM it is the length of the schedule
+    max_length: Count | None = None  # tokens of a row, given and special ones included; None = the model's maximum
 
     def __post_init__(self) -> None:
         if self.top_p == 0.0:
@@ -37,7 +37,7 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
 
 
 class Bounds(NamedTuple):
-    """How many tokens are to be written into a gap; None: any number."""
+    """How many tokens must be written into a gap. most None: no maximum"""
 
     least: int = 0
     most: int | None = None
@@ -45,14 +45,14 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What one sequence starts from.
+    """What one text starts from.
 
-    prefix: given ids before the text   seed: what this sequence's sampling depends on, beside nothing else
-    start: given ids of the text   open: with `start`, the ranks at which a token may be inserted (None: every one)
+    prefix: given ids before the text   seed: the only source of randomness for this text
+    start: given ids of the text   open: the gaps of `start` where tokens may be inserted (None: all)
 
-    And what is asked of it, if anything, see constraints.py:
-    bounds: of gaps, by rank   banned, required: runs of ids that must never, or must once, be written side by side
-    headed: gaps of which the first token must be one of `heads`, or begin a required run
+    Constraints, see constraints.py:
+    bounds: by gap   banned, required: runs of ids that must not be written, or must be written once, side by side
+    headed: gaps whose first token must be one of `heads` or begin a required run
     """
 
     prefix: list[int]
@@ -67,7 +67,7 @@ class Prompt:
 
     @property
     def folded_seed(self) -> int:
-        """In 32 bits, which is all that noise sees."""
+        """In 32 bits, which is what the noise functions take."""
         return (self.seed + (self.seed >> 32) * _FOLD) & _LOW
 
     @property
@@ -76,5 +76,5 @@ class Prompt:
 
     @property
     def gaps(self) -> frozenset[int]:
-        """All that are open."""
+        """All open gaps."""
         return frozenset(range(len(self.start) + 1)) if self.open is None else self.open

@@ -1,4 +1,4 @@
-"""What decoding returns: the insertions in the order they happened. Streaming, plots and tests all read this."""
+"""What decoding returns: the insertions in the order in which they happened. Streams, plots and tests read this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 __all__ = ["Insertion", "Limit", "Trajectory", "explain"]
 
-# What ends a text that its model would go on with: settings of that name, or that its blanks have all they may get.
+# What ends a text that its model would continue: the setting of that name, or that its blanks may get no more tokens.
 Limit = Literal["max_tokens", "max_steps", "max_length", "blanks"]
 
 _REMEDIES: dict[Limit, str] = {
@@ -21,8 +21,8 @@ _REMEDIES: dict[Limit, str] = {
 
 
 class Insertion(NamedTuple):
-    """One event. `rank` is where the token went in the text as it stood then, as in `list.insert(rank, token)`; events
-    of one step come in reading order. `stop_probability`: see Trajectory, before this step."""
+    """One event. `rank` is the place of the token in the text as it was then, as in `list.insert(rank, token)`. Events
+    of one step are in reading order. `stop_probability` is the one before this step, see Trajectory."""
 
     step: int
     rank: int
@@ -33,11 +33,11 @@ class Insertion(NamedTuple):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """How one sequence was written.
+    """How one text was written.
 
-    `prefix` was given and is not part of the text; `start` is the text as given (empty unless infilling); every event
-    puts one token into it. `stop_probability` is how sure the model was that nothing is missing from the finished text
-    (None: its family cannot tell); `limit` is what ended it, None if the model did.
+    `prefix` was given and is not part of the text. `start` is the text as given (empty unless infilling), into which
+    every event inserts one token. `stop_probability` is how sure the model was that nothing is missing from the
+    finished text (None: its family cannot tell). `limit` is what ended the text, None if the model did.
     """
 
     prefix: list[int]
@@ -63,14 +63,14 @@ class Trajectory:
 
     @property
     def steps(self) -> list[list[Insertion]]:
-        """The events, those of one step together; a step that wrote nothing is not there."""
+        """The events grouped by step, without steps that wrote nothing."""
         return [list(events) for _, events in groupby(self.events, key=lambda event: event.step)]
 
     @property
     def turns(self) -> list[int]:
-        """For each token of `ids`, which of `steps` wrote it, counted from 1; 0 for given ones."""
-        turns = [turn for turn, events in enumerate(self.steps, start=1) for _ in events]
-        return self._replay([0] * len(self.start), turns)
+        """For each token of `ids`, the number of the step in `steps` that wrote it, from 1; 0 for given tokens."""
+        numbers = [number for number, events in enumerate(self.steps, start=1) for _ in events]
+        return self._replay([0] * len(self.start), numbers)
 
     def _replay(self, line: list[int], values: list[int]) -> list[int]:
         for event, value in zip(self.events, values, strict=True):
@@ -79,7 +79,8 @@ class Trajectory:
 
 
 def explain(trajectory: Trajectory, names: Mapping[Limit, str]) -> str | None:
-    """The limit that ended a text, and what to do; None if the model did. names: of the limits, for whoever set them"""
+    """Which limit ended the text and what to do about it; None if the model ended it. names: what the user who reads
+    this calls each limit"""
     if trajectory.limit is None:
         return None
     count = len(trajectory.events)

@@ -1,4 +1,4 @@
-"""What decoding asks of a family: a writer, which is a model at work on a batch of texts."""
+"""Writers: what a family must provide so that its models can write. A writer holds one batch of texts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["BatchWriter", "Step", "Writer"]
 
 
 class Step(NamedTuple):
-    """What a model would do next to each text, before it is done.
+    """What a model would do next to each text. Nothing is written before the loop has seen which texts end.
 
-    complete: [B] bool, nothing is missing   full: [B] bool, there is no room or place for more
-    stop_probability: [B], how sure the model is that nothing is missing; NaN where it cannot tell
-    place, token, log_probability: [B, K], up to K tokens at once; the writer alone knows what a place means
+    complete: [B] bool, nothing is missing   full: [B] bool, no token may be added
+    stop_probability: [B], how sure the model is that nothing is missing; NaN if it cannot tell
+    place, token, log_probability: [B, K], up to K tokens at once; what a place means is private to the writer
     """
 
     complete: Tensor
@@ -35,11 +35,11 @@ class Step(NamedTuple):
 
 
 class Writer(ABC):
-    """Holds the texts of a batch, and what was computed once for all of their steps.
+    """Holds the texts of a batch, and whatever was computed once for all of their steps.
 
-    row: [B], the prompt of each text under way
-    patience: how many steps may pass before the loop looks which texts have ended. Until then they stay, and a step has
-    place -1 for them. More than 1 suits writers for which a few useless rows cost less than waiting for the device.
+    row: [B], the number of the prompt of each running text
+    patience: how many steps may pass before the loop looks which texts have ended. Until then they stay in the batch,
+    and a step has place -1 for them. Use more than 1 if a few useless rows cost less than waiting for the device.
     """
 
     row: Tensor
@@ -50,34 +50,35 @@ class Writer(ABC):
 
     @abstractmethod
     def select(self, rows: Tensor) -> None:
-        """Only these texts go on; rows: [B'] indices, ascending."""
+        """Keep only these texts. rows: [B'] indices, ascending"""
 
     @abstractmethod
     def write(self, step: Step) -> Tensor:
-        """Carry out a step. Returns the rank of every token in its text after the step, -1 where none came, [B, K]"""
+        """Carry out a step. Returns the rank of every token in its text after the step, -1 where none was written,
+        [B, K]"""
 
-    # --- Joining. By default a writer keeps the texts that it began with.
+    # --- Joining. By default no other text joins a writer.
 
     @property
     def kind(self) -> Hashable:
-        """Writers of one family and one kind can be joined; those of kind None cannot."""
+        """Writers of one family that have the same kind can be joined. None: cannot be joined"""
         return None
 
     def stay_open(self) -> None:  # noqa: B027  # most writers have nothing to do
-        """Texts may join from now on: nothing may be captured, or shared, for the batch as it is."""
+        """Texts may join from now on, so nothing that depends on the size of the batch may be captured or shared."""
 
     def join(self, other: Self, number: int) -> None:
-        """Take over the texts of another writer of the same kind, before its first step. Here they begin with step
-        `number`; a text's result must not depend on it."""
+        """Take over the texts of another writer of the same kind that has not taken a step. Their first step is step
+        `number` here; their results must not depend on it."""
         raise NotImplementedError
 
 
 class BatchWriter(Writer):
-    """A writer that other texts may join: every text has its seed, its first step and its settings.
+    """A writer that texts may join: each text has a seed, a first step and settings of its own.
 
-    settings: of the texts that were there first   mixed: of every text, if they differ   begun: [B] their first steps
-    mixes: whether texts may differ in their thresholds and in how tokens are drawn. A writer that says so uses
-    `choose` and `threshold`. All may differ in their limits.
+    settings: of the first texts   mixed: of every text, if they differ   begun: [B], the first step of each text
+    mixes: whether texts may differ in thresholds and in how tokens are drawn. A family that sets it must use `choose`
+    and `threshold`. Limits may always differ, since they belong to single texts anyway.
     """
 
     mixes: ClassVar[bool] = False
@@ -90,20 +91,20 @@ class BatchWriter(Writer):
         self.begun: NDArray[np.int64] = np.zeros(len(prompts), np.int64)
 
     def own(self, number: int) -> Tensor | int:
-        """Step `number` as each text counts it: [B], or one number for all."""
+        """What step `number` is for each text, counted from its own first step: [B], or one number for all."""
         if (self.begun == self.begun[0]).all():
             return number - int(self.begun[0])
         return torch.from_numpy(number - self.begun).to(self.seed.device)
 
     def threshold(self, like: Tensor) -> Tensor | float:
-        """From which stop probability on a text is complete: [B], or one number for all. like: of the same type"""
+        """The stop probability at which a text is complete: [B], or one number for all. like: gives dtype and device"""
         if self.mixed is None:
             return self.settings.stop_threshold
         return like.new_tensor([settings.stop_threshold for settings in self.mixed])
 
     def choose(self, logits: Tensor, noise: Callable[[int], Tensor], texts: Sequence[int] | None = None) -> Tensor:
-        """One index per row, as `choose` of sampling.py. logits: [R, N]   texts: [R], whose rows they are; None: the
-        rows of all texts, equally many of each"""
+        """One index per row, as `choose` in sampling.py. logits: [R, N]   texts: [R], the text of each row; None: all
+        texts in order, with equally many rows each"""
         if self.mixed is None:
             return choose(logits, noise, *_way(self.settings))
         settings = self.mixed if texts is None else [self.mixed[text] for text in texts]
@@ -112,9 +113,9 @@ class BatchWriter(Writer):
     @property
     def kind(self) -> Hashable:
         free = {"max_tokens", "max_steps", "max_length"}
-        if self.mixes and not self.settings.joint:  # pairs are drawn as the settings of the writer say
+        if self.mixes and not self.settings.joint:  # pairs are chosen by the writer's settings, the same for all
             free |= {"stop_threshold", "temperature", "top_k", "top_p"}
-        usual = DecodeConfig()
+        usual = DecodeConfig()  # what may differ is set to the default, so that the rest decides equality
         return msgspec.structs.replace(self.settings, **{name: getattr(usual, name) for name in free})
 
     def join(self, other: Self, number: int) -> None:

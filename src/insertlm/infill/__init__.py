@@ -1,4 +1,4 @@
-"""A text with blanks becomes a request, the request a draft that grows, the draft a filled text.
+"""Infilling from text to text: a request, the drafts that grow from it, and the filled texts.
 
 May import families, inference, text and core.
 """

@@ -1,21 +1,21 @@
-"""Texts that grow: what is to be decoded, what readers see of it on the way, and what it is in the end.
+"""Drafts: texts while they are written. A draft knows what to decode, what to show, and what the result is.
 
-What is promised of filling in blanks:
+Guarantees of infilling:
 
-- What was given comes back byte for byte: a filled text is put together from the user's own pieces and the fills, never
-  from decoded ids of what was given.
-- A single space before a blank is not shown to the model, which then reads on from a word as in its training texts and
-  writes the space itself: the first token of the fill must begin with a space and go on (or be a space, if the
-  vocabulary has no such; it may be anything if it has none with spaces, or if the family cannot be told). In the result
-  that space is the given one and no part of the fill. It is given back in any case, and a piece that is nothing but a
-  space between two blanks is shown.
-- With `anywhere` the model may insert outside of blanks too, wherever two tokens of the given text meet without sharing
-  a character. The given text is then still there, in order, in `spans`.
-- A required word is written as its tokens, with a space before it, in one piece: it is in a fill letter for letter, if
-  need be as a part of a longer word.
-- A banned word, as a whole word, is in no fill, nor made by a fill together with the text beside it. Its usual tokens
-  are barred; should it come about by others, these are barred too and the sample is written again (with another seed
-  if they cannot be barred, since a required word has them).
+- The given text comes back byte for byte. A filled text is made of the user's own pieces and the fills, never of
+  decoded ids of what was given.
+- A single space before a blank is not shown to the model. The model then continues a word as in its training texts and
+  writes the space itself: the first token of the fill must begin with a space and have more characters (or be a space,
+  if the vocabulary has no such tokens; it may be any token if no token has spaces, or if the family does not support
+  constraints). In the result that space counts as given and not as part of the fill. It is given back in any case. A
+  piece that is only a space between two blanks is shown.
+- With `anywhere` the model may also insert outside blanks, wherever two tokens of the given text meet without sharing a
+  character. The given text is still there, in order, in `spans`.
+- A required word is written as its tokens, with a space before it, without interruption: it is in a fill letter for
+  letter, perhaps as a part of a longer word.
+- A banned word is not in a fill as a whole word, nor made by a fill together with the text beside it. Its usual tokens
+  are banned. If it comes about by other tokens, these are banned too and the sample is written again (with another seed
+  if they cannot be banned because a required word has them).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["Draft", "Event", "InfillDraft", "PlainDraft", "begin"]
 
-_ATTEMPTS = 50  # at keeping banned words out of a sample
+_ATTEMPTS = 50  # how often a sample is written before banned words count as unavoidable
 
 Result = TypeVar("Result")
 
 
 class Event(NamedTuple):
-    """One insertion.
+    """One insertion, as readers see it: a new cell in the list of cells that are the text.
 
-    sample: the number of the text among those asked for   order: the number of the insertion in its text
-    step: at which it happened   at: the place of the new cell, as in `list.insert(at, text)`   token: its id
-    text: what that token alone spells   probability: of this token in this place among all that was in play
-    stop_probability: how sure the model was, before, that nothing is missing (None: its family cannot tell)
+    sample: the number of the text among all samples   order: the number of the insertion in its text
+    step: in which it happened   at: the place of the new cell, as in `list.insert(at, text)`   token: its id
+    text: the token decoded by itself   probability: of this token in this place, among all that were allowed
+    stop_probability: how sure the model was before it that nothing is missing (None: its family cannot tell)
     """
 
     sample: int
@@ -63,10 +63,10 @@ class Event(NamedTuple):
 
 
 class Draft(ABC, Generic[Result]):
-    """A text under way.
+    """A text that is being written.
 
-    prompt: what is to be decoded   cells: the given text, cut wherever something may be inserted
-    gaps: the ranks of these places; none of either if nothing is given   held: it is not shown before it is done
+    prompt: what to decode   cells: the given text, cut wherever tokens may be inserted
+    gaps: the ranks of these cuts; both are empty if nothing is given   held: nothing is shown before the end
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Draft(ABC, Generic[Result]):
 
     @abstractmethod
     def finish(self, trajectory: Trajectory) -> Result | None:
-        """What the text is in the end. None: `prompt`, which is another now, is to be decoded instead."""
+        """The result. None: the text must be written again, from `prompt`, which has changed."""
 
     def see(self, progress: Progress, sample: int = 0) -> tuple[list[Event], Result | None]:
-        """What is to be shown after a step, and the result, if this was the last."""
+        """The events to show after a step, and the result if it was the last."""
         if progress.ended is None:
             return [] if self.held else self._show(progress.events, sample), None
         result = self.finish(progress.ended)
@@ -101,15 +101,14 @@ class Draft(ABC, Generic[Result]):
 
 
 class PlainDraft(Draft[Trajectory]):
-    """A text written from nothing, or from a prompt: the ids are the result."""
+    """A text written from a prompt or from nothing. Its result is the trajectory."""
 
     def finish(self, trajectory: Trajectory) -> Trajectory:
         return trajectory
 
 
 class InfillDraft(Draft[Infilling]):
-    """A sample of a request under way. With banned words it may have to be written again, so it is not shown before it
-    is done."""
+    """One sample of a request. With banned words it may have to be written again, so it is held until its end."""
 
     def __init__(self, encoded: EncodedRequest, request: Request, tokenizer: Tokenizer, seed: int) -> None:
         given = encoded.given
@@ -136,8 +135,8 @@ class InfillDraft(Draft[Infilling]):
 def begin(
     family: Family, tokenizer: Tokenizer, requests: Sequence[Request], settings: DecodeConfig, seed: int
 ) -> list[InfillDraft]:
-    """What to decode for requests, the i-th with the seed `seed + i`. Several samples of one share their ids."""
-    encoded: dict[int, EncodedRequest] = {}
+    """A draft for every request, the i-th with the seed `seed + i`."""
+    encoded: dict[int, EncodedRequest] = {}  # by identity: samples of one request are encoded once
     for number, request in enumerate(requests, start=1):
         if id(request) not in encoded:
             try:

@@ -1,4 +1,4 @@
-"""What is asked of a text with blanks, and the same in ids: what a model sees of it, and what it must keep to."""
+"""Requests to fill in a text with blanks, and the same in ids: what the model sees, and its constraints."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ Lengths = int | None | Sequence[int | None]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a text with blanks.
+    """A text with blanks, and how they are to be filled.
 
     text: with `___` for blanks, see `parse_blanks`   blanks: ranges of its characters instead, see `cut_out`
-    min_length, max_length: of every blank in tokens, or a list with one for each (None: at least one token, if the
-    model's family can be told so; no maximum)   lengths_of: texts for the blanks, whose numbers of tokens are taken for
-    both: a masked model needs to know them   banned, required: words, as they are written
+    anywhere: whether tokens may be inserted outside blanks too
+    min_length, max_length: tokens of every blank, or a list with one for each (None: at least one token, if the family
+    supports constraints; no maximum)   banned, required: words, as they are written
+    lengths_of: texts whose numbers of tokens are both minimum and maximum, for models that must know the lengths
     """
 
     text: str
@@ -45,16 +46,16 @@ class Request:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """What is given around the blanks, one piece more than there are blanks."""
+        """The given text around the blanks, one piece more than there are blanks. Only here are blanks parsed."""
         return parse_blanks(self.text) if self.blanks is None else cut_out(self.text, self.blanks)
 
 
 @dataclass(frozen=True)
 class Given:
-    """What was given, in ids.
+    """The given text in ids.
 
-    text: all pieces, joined   ids: what the model sees of them   places: by open gap, where it is in the text
-    blanks: the gap of each blank   spaces: the gaps before which a space is hidden
+    text: all pieces, joined   ids: what the model sees of them   places: where each open gap is in the text
+    blanks: the gap of each blank   spaces: the gaps before which a space is hidden from the model
     """
 
     text: str
@@ -85,13 +86,13 @@ class Given:
 
     @property
     def cells(self) -> list[str]:
-        """The text cut at its open gaps, without the spaces that are hidden: whatever is written brings them along."""
+        """The text cut at its open gaps, without hidden spaces, because the first token of a fill brings its space."""
         ends = [(place - (gap in self.spaces), place) for gap, place in sorted(self.places.items())]
         starts = [0, *(place for _, place in ends)]
         return [self.text[start:end] for start, end in zip(starts, [*(end for end, _ in ends), None], strict=True)]
 
     def bounds_for(self, fills: Sequence[str], tokenizer: Tokenizer) -> dict[int, Bounds]:
-        """As many tokens for every blank as such a fill has."""
+        """Every blank gets exactly as many tokens as this fill has."""
         if len(fills) != len(self.blanks):
             raise InsertlmError(f"lengths_of: expected a text for each of {len(self.blanks)} blanks, got {len(fills)}")
         written = {
@@ -123,7 +124,8 @@ class EncodedRequest:
             bounds = given.bounds_for(request.lengths_of, tokenizer)
         _check_room(family, settings, given, bounds)
         if request.anywhere:
-            given = Given.of(pieces, tokenizer, anywhere=True)  # takes long for texts that have no room anyway
+            # Only now, because finding all boundaries takes long, which is useless for a text that does not fit.
+            given = Given.of(pieces, tokenizer, anywhere=True)
         mosts = [bounds.get(gap, Bounds()).most for gap in given.places]
         required = _required(family, tokenizer, request, mosts)
         banned = _banned(family, tokenizer, request, required)
@@ -140,7 +142,7 @@ class EncodedRequest:
 
 
 def _boundaries(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int, int]:
-    """Where a text can be taken apart between its tokens: how many tokens and how many characters are before it."""
+    """The places where a text can be cut between two tokens: number of tokens before it to number of characters."""
     if tokenizer.decode(ids) != text:
         raise InsertlmError("anywhere: the model's tokenizer does not give back what it reads; expected blanks alone")
     found = {}
@@ -184,7 +186,7 @@ def _check_room(family: Family, settings: DecodeConfig, given: Given, bounds: Ma
 
 
 def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Collection[int | None]) -> tuple[Run, ...]:
-    """mosts: of the blanks"""
+    """mosts: the maximum length of each blank"""
     largest = math.inf if None in mosts else max(most for most in mosts if most is not None)
     runs = {word: tuple(tokenizer.encode(f" {word}")) for word in request.required}
     for word, run in runs.items():
@@ -198,7 +200,8 @@ def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Col
 
 
 def _banned(family: Family, tokenizer: Tokenizer, request: Request, required: Sequence[Run]) -> tuple[Run, ...]:
-    """Without what lies inside of a required word, such as “no” in “nobody”: it is seen to when the text is done."""
+    """All spellings of banned words, except those inside a required word, such as “no” in “nobody”. Whether these were
+    written as whole words is checked when the text is done, see InfillDraft.finish."""
     if not all(word.strip() for word in request.banned):
         raise InsertlmError("banned: expected words, got an empty one")
     runs = (tuple(tokenizer.encode(form)) for word in request.banned for form in (word, f" {word}"))
@@ -208,7 +211,7 @@ def _banned(family: Family, tokenizer: Tokenizer, request: Request, required: Se
 
 @lru_cache(maxsize=8)
 def _heads(tokenizer: Tokenizer) -> frozenset[int]:
-    """What begins with a space. Asks for every word of the vocabulary, so once."""
+    """The tokens that begin with a space. Cached, because every token of the vocabulary must be decoded."""
     spaced = {token: text for token in tokenizer.writable if (text := tokenizer.decode([token])).startswith(" ")}
     return frozenset(token for token, text in spaced.items() if text.strip()) or frozenset(spaced)
 
@@ -218,6 +221,6 @@ def _can_write(family: Family, run: Run) -> bool:
 
 
 def whole_word(word: str) -> re.Pattern[str]:
-    """As a word of its own: not next to letters or digits, where the word itself has one."""
+    """Matches the word where no letter or digit is next to one of its own."""
     before, behind = (r"\b" if re.match(r"\w", edge) else "" for edge in (word[0], word[-1]))
     return re.compile(before + re.escape(word) + behind)

@@ -1,4 +1,4 @@
-"""A text with its blanks filled: what was given, what was written, and how it came about."""
+"""Results: a text with its blanks filled, with what was given, what was written, and in which order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Infilling", "Piece", "Span", "spell"]
 
 
 class Span(NamedTuple):
-    """A part of a text: given or new, and of what is new perhaps the latest."""
+    """A part of a text. new: written, not given   latest: written in the latest step"""
 
     text: str
     new: bool
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a finished text. order: of the event that wrote it; None: it was given"""
+    """A part of a finished text. order: the number of the event that wrote it; None: given"""
 
     text: str
     order: int | None
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Infilling:
-    """A text with its blanks filled. trajectory: how it came about, in ids"""
+    """A text with its blanks filled. trajectory: how it was written, in ids"""
 
     trajectory: Trajectory
     given: Given
@@ -44,22 +44,22 @@ class Infilling:
 
     @property
     def spans(self) -> list[Span]:
-        """All of the text, in order."""
+        """The whole text, in order."""
         return self._joined({gap: [Span(text, True)] for gap, text in self._texts.items()})
 
     @property
     def fills(self) -> list[str]:
-        """What went into each blank."""
+        """What was written into each blank."""
         return [self._texts.get(gap, "") for gap in self.given.blanks]
 
     @property
     def complete(self) -> bool:
-        """Whether the model ended it, with all demands met; else `trajectory.limit` did."""
+        """Whether the model ended the text, with all constraints met; otherwise `trajectory.limit` did."""
         return self.trajectory.complete
 
     @property
     def pieces(self) -> list[Piece]:
-        """All of the text, in order: what was given, and what each event wrote."""
+        """The whole text, in order: what was given, and what each event wrote."""
         given, pieces, end = self.given, list[Piece](), 0
         for gap, numbers in sorted(self._inserted.items()):
             pieces.append(Piece(given.text[end : given.places[gap]], None))
@@ -70,7 +70,7 @@ class Infilling:
 
     @property
     def frames(self) -> Iterator[list[Span]]:
-        """The text after every step that wrote something, with what it wrote marked."""
+        """The text after each step that wrote something, with the new parts marked."""
         done = 0
         for events in self.trajectory.steps:
             before, done = done, done + len(events)
@@ -78,7 +78,7 @@ class Infilling:
             yield self._joined({gap: self._parts(gap, numbers, before) for gap, numbers in here.items()})
 
     def spelling(self, words: Sequence[str]) -> Run:
-        """The inserted ids of one of these words, if there is one."""
+        """The inserted ids that spell one of these words; empty if none of them was written."""
         text, before = self.text, 0
         found = [match.span() for word in words for match in whole_word(word).finditer(text)]
         for gap, fill in sorted(self._texts.items()):
@@ -91,7 +91,7 @@ class Infilling:
 
     @cached_property
     def _inserted(self) -> dict[int, list[int]]:
-        """By gap, the numbers of the events that wrote there, in reading order."""
+        """The numbers of the events that wrote into each gap, in reading order."""
         found: dict[int, list[int]] = {}
         gap = 0
         for event in self.trajectory.order:
@@ -103,7 +103,7 @@ class Infilling:
 
     @cached_property
     def _texts(self) -> dict[int, str]:
-        """By gap, what was written there."""
+        """What was written into each gap."""
         return {gap: self._text(gap, numbers) for gap, numbers in self._inserted.items()}
 
     def _text(self, gap: int, numbers: Sequence[int]) -> str:
@@ -115,6 +115,7 @@ class Infilling:
 
     def _parts(self, gap: int, numbers: Sequence[int], latest: int) -> list[Span]:
         """What some events wrote in a gap. latest: the first of the latest events"""
+        # Always decode from the first token of the gap on: how a token reads may depend on those before it.
         parts, whole = list[Span](), ""
         for new, run in groupby(range(len(numbers)), key=lambda k: numbers[k] >= latest):
             *_, last = run
@@ -131,7 +132,7 @@ class Infilling:
         return [span for span in (*spans, Span(given.text[end:], False)) if span.text]
 
     def _spelt(self, gap: int, start: int, end: int) -> Run:
-        """The ids that hold the characters from start to end of what is in a gap."""
+        """The ids that cover the characters from start to end of a gap's text."""
         numbers = self._inserted[gap]
         lengths = [len(self._text(gap, numbers[:k])) for k in range(len(numbers) + 1)]
         first = max(k for k in range(len(numbers)) if k == 0 or lengths[k] <= start)
@@ -140,8 +141,8 @@ class Infilling:
 
 
 def spell(tokenizer: Tokenizer, ids: Sequence[int], without: str = "") -> list[str]:
-    """What each id adds to the text; joined, they are the whole text. A character of several ids belongs to the last of
-    them. without: what the text is to be shown without, if it begins so"""
+    """What each id adds to the text; joined, they are the whole text. A character of several ids belongs to the last
+    one. without: removed from the beginning of the text, if it begins so"""
     whole = tokenizer.decode(ids).removeprefix(without)
     ends = (_shared(tokenizer.decode(ids[: k + 1]).removeprefix(without), whole) for k in range(len(ids) - 1))
     places = [0, *accumulate(ends, max), len(whole)] if ids else []
@@ -149,6 +150,6 @@ def spell(tokenizer: Tokenizer, ids: Sequence[int], without: str = "") -> list[s
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """The length of the common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""Drafts that are written: events as they happen, and results."""
+"""Drafts while they are written: events as they happen, and results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Result = TypeVar("Result")
 
 
 class Stream(Generic[Result]):
-    """Events of texts as they happen. `results` are the finished texts; to ask for them is to wait for the end.
+    """Iterating gives the events of all texts as they happen. `results` are the finished texts; reading it runs
+    everything to the end.
 
-    batch_size: how many texts are under way at once; when one ends another begins
-    watched: False where only the results are of interest. They come faster then, and no events do
-    progress: is told how many texts are done
+    batch_size: how many texts run at once; when one ends the next begins
+    watched: False if only results are needed, which then come faster, and without events
+    progress: called with the number of finished texts
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Stream(Generic[Result]):
                 yield from events
                 if result is not None:
                     self._done[number] = result
-                elif each.ended is not None:
+                elif each.ended is not None:  # to be written again, see Draft.finish
                     [key] = scheduler.submit([drafts[number].prompt], settings, first=True)
                     numbers[key] = number
             progress(len(self._done))

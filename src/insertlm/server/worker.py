@@ -1,11 +1,11 @@
-"""A thread for each model, which writes all of its texts together: they join when they come and leave when they end.
+"""Workers: a thread for each model, which writes all of its texts together with a scheduler.
 
-Torch has a thread of its own, and the event loop another: neither waits for the other. Whoever hands in a job is told
-what becomes of it through `Job.tell`, which is called in the worker's thread.
+Torch computes in the worker's thread, so the event loop never waits for it. A job learns what happens to it through
+`Job.tell`, which is called in the worker's thread.
 
-A thread lives as long as there is something to write. Each one that computes has OpenMP threads of its own, and as soon
-as there are more of those than cores, be they idle, OpenMP puts threads to sleep where they had better wait for each
-other: a step takes a fifth longer. For the same reason models are loaded in a thread that ends (cli/serve.py).
+A thread ends when there is nothing more to write. Every thread that computes has its own OpenMP threads. If there are
+more of these than cores, even idle ones, OpenMP lets threads sleep instead of spin, and a step takes a fifth longer.
+For the same reason models are loaded in a thread that ends (cli/serve.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("insertlm.server")
 
 
 class Began(NamedTuple):
-    """The first text of a job is under way."""
+    """The first text of a job is running."""
 
 
 class Ended(NamedTuple):
@@ -47,7 +47,7 @@ Message = Began | list[Event] | Ended | Failed
 
 @dataclass(eq=False)
 class Job:
-    """Texts to be written in the same way. watched: whether single insertions are of interest"""
+    """Texts with the same settings. watched: whether to report single insertions"""
 
     drafts: Sequence[Draft[Any]]
     settings: DecodeConfig
@@ -58,15 +58,15 @@ class Job:
 
 
 class Worker:
-    """The texts of one model. concurrent: how many are under way at once   queue: how many more may wait"""
+    """Writes the texts of one model. concurrent: how many run at once   queue: how many more may wait"""
 
     def __init__(self, name: str, family: Family, concurrent: int, queue: int) -> None:
         self.family, self.concurrent, self.queue = family, concurrent, queue
         self.tokens = self.steps = self.cancelled = 0
         self._scheduler = Scheduler(family, concurrent, watched=True)
-        self._jobs: set[Job] = set()  # that wait or are under way
-        self._new: list[Job] = []  # of these, what the thread has not seen yet
-        self._gone: list[Job] = []  # and what nobody waits for any more
+        self._jobs: set[Job] = set()  # all that are not done
+        self._new: list[Job] = []  # of these, the ones that the thread has not seen yet
+        self._gone: list[Job] = []  # and the ones whose clients have left
         self._texts: dict[int, tuple[Job, int]] = {}  # by the scheduler's key
         self._changed = threading.Condition()
         self._closing = False
@@ -121,7 +121,7 @@ class Worker:
             self._advance()
 
     def _work_to_do(self) -> bool:
-        """If there is none, this thread is over."""
+        """If there is none, the thread ends. Checked under the lock, so that `submit` starts a new one if needed."""
         with self._changed:
             if self._jobs:
                 return True
@@ -130,7 +130,7 @@ class Worker:
             return False
 
     def _take_in(self) -> None:
-        """Forget the jobs that nobody waits for, queue the new ones, and let texts begin for which there is room."""
+        """Drop the jobs whose clients have left, queue the new ones, and start as many texts as there is room for."""
         with self._changed:
             new, self._new = self._new, []
             gone, self._gone = self._jobs.intersection(self._gone), []
@@ -157,7 +157,7 @@ class Worker:
     def _advance(self) -> None:
         try:
             progress = self._scheduler.advance()
-        except Exception as error:  # whose fault it was, cannot be told
+        except Exception as error:  # it is unknown which text caused it, so all that run have failed
             for job in {self._texts[key][0] for key in self._scheduler.abandon()}:
                 self._fail(job, error)
             return

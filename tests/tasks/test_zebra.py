@@ -122,7 +122,7 @@ def test_blocks_of_puzzles_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_data_never_change_unnoticed() -> None:
-    """If this fails on purpose, raise VERSION in zebra_puzzles.py: kept files hold the old puzzles."""
+    """If this fails on purpose, raise VERSION in puzzles.py: kept files hold the old puzzles."""
     digest = hashlib.sha256()
     for split in SPLITS:
         for array in Zebra().puzzles(split, 20, 1).arrays().values():

@@ -40,7 +40,7 @@ __all__ = [
     "street_of",
 ]
 
-# The compiled kernels hold copies of these numbers: touch zebra_kernels.py when one changes.
+# The compiled kernels hold copies of these numbers: touch kernels.py when one changes.
 KINDS = ("=", "!=", "left-of", "immediate-left", "nbr", "ends", "inbetween")
 SIDE = 6  # most houses, and most attributes
 LEAST = 3

@@ -1,6 +1,6 @@
 """Zebra puzzles in machine code: deducing, searching and drawing, compiled by numba.
 
-What is known of an operand (see zebra_clues.py) is the set of houses it may be in, as bits: `houses`, [OPERANDS]. A
+What is known of an operand (see clues.py) is the set of houses it may be in, as bits: `houses`, [OPERANDS]. A
 clue is four bytes, its kind and operands.
 
 All kernels live in this one file: numba keeps compiled code on disk and notices a change of the file alone.

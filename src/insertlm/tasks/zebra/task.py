@@ -3,7 +3,7 @@
     prefix   left-of LHS c 2 2 RHS c 2 1 CLUE_END  ends LHS c 1 2 RHS CLUE_END  …      (clues, in random order)
     target   a h v  a h v  …                      (attribute a has value v in house h, for every a and h)
 
-zebra_clues.py explains the clues. `order: sorted` writes the target by house, then attribute; `solver` in the order in
+clues.py explains the clues. `order: sorted` writes the target by house, then attribute; `solver` in the order in
 which somebody who reads the clues again and again, and rules out what they forbid, comes to know each value's house:
 the order an oracle would choose for a model that writes left to right. All numbers are digits, as published; with
 `own_words` attributes and houses of the target have words of their own, `a2 h0 3`, which can be told apart where some

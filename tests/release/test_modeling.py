@@ -205,7 +205,7 @@ def test_positions_turn_what_they_turn_in_the_package(head_dim: int) -> None:
     qkv = torch.randn(5, 6, head_dim, generator=torch.Generator().manual_seed(0))
     config = ModelConfig(layers=1, width=2 * head_dim, heads=2, hidden=1, max_length=5)
     expected, *_ = rotate(qkv, 2, *rotations(config), torch.arange(5))
-    found = remote._rotate(qkv[None, :, :2].transpose(1, 2), *remote._turns(5, head_dim, qkv))
+    found = remote._rotate(qkv[None, :, :2].transpose(1, 2), *remote._rotations(5, head_dim, qkv))
     torch.testing.assert_close(found[0].transpose(0, 1), expected)
 
 

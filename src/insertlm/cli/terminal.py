@@ -1,6 +1,6 @@
-"""What commands print: results, and how a sequence came about.
+"""What commands print: tables of results, and how a sequence was written.
 
-Rich turns all of it into plain text where the output is not a terminal, so nothing may be told by colour alone.
+rich prints plain text where the output is not a terminal, so colour must never be the only sign of anything.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ __all__ = [
     "verdict",
 ]
 
-MARK = "›"  # before the token that is new in a line
+MARK = "›"  # before a token that is new in its line
 ABSENT = "·"  # where a token will come later
-UNKNOWN = "–"  # for a probability that the model cannot tell
+UNKNOWN = "–"  # for a probability that the model does not give
 LEGEND = f" {MARK} new token   log p: of all that the step wrote   stop: chance that the text is complete"
 NEW, GOOD, BAD, FAINT = "bold black on green", "bold green", "bold red", "dim"
 FILL = "bold underline green"
-RETURN = "↵"  # for the end of a line
-NEAR = 30  # characters of a long given text that are shown beside a blank
+RETURN = "↵"  # shown for a line break
+NEAR = 30  # characters of a long given text shown beside a blank
 BESIDE = 26  # columns that a trajectory's table needs beside the text
-PLAIN_WIDTH = 120  # of what goes into a file or a pipe
+PLAIN_WIDTH = 120  # the width of what goes into a file or a pipe
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise it like `print` does; rich would end the process with code 1."""
+        """Raise the error as `print` does; rich would exit with code 1."""
         self.quiet = True
         raise BrokenPipeError
 
 
 def standard_output() -> Console:
-    """For text as it is: no markup, no colours of rich's own choice."""
+    """Prints text as it is, without markup or highlighting."""
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
     return _Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def results_table(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """Name, value and a remark in each row."""
+    """Each row has a name, a value and a remark."""
     table = Table(box=None, show_header=False, padding=(0, 2))
     table.add_column()
     table.add_column(justify="right", style="bold")
@@ -66,7 +66,7 @@ def results_table(rows: Sequence[tuple[str, str, str]]) -> Table:
 
 
 def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A name and then numbers in each row, under a header."""
+    """Each row has a name and numbers, under a header."""
     table = Table(box=None, header_style=FAINT, padding=(0, 2))
     for column, name in enumerate(header):
         table.add_column(name, justify="right" if column else "left")
@@ -81,13 +81,13 @@ def verdict(good: bool, text: str) -> Text:
 
 
 def show_spans(spans: Sequence[Span]) -> Text:
-    """A filled text; the fills stand out."""
+    """A filled text with its fills highlighted."""
     return Text.assemble(*((span.text, FILL if span.new else "") for span in spans))
 
 
 def show_infilling(infilling: Infilling) -> Table:
-    """A line for every step that wrote something: the text after it with the new tokens marked, and of what was given
-    only what is near; then the whole text."""
+    """A line for every step that wrote something: the text after it with the new tokens marked, and of long given text
+    only what is near a blank. Then the whole text."""
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(justify="right", style=FAINT)
     table.add_column()
@@ -104,7 +104,7 @@ def show_infilling(infilling: Infilling) -> Table:
 
 
 def _near(text: str, before: bool, behind: bool) -> str:
-    """Of a long text, what is next to something before and behind it."""
+    """A given text, shortened in its middle. before, behind: whether there is a blank on that side"""
     text = text.replace("\n", RETURN)
     if len(text) <= (before + behind) * NEAR:
         return text
@@ -112,7 +112,7 @@ def _near(text: str, before: bool, behind: bool) -> str:
 
 
 def _marked(span: Span) -> str:
-    """With a mark before it, behind its blank space, if it is new."""
+    """With a mark before its first letter if it is new."""
     word = span.text.lstrip()
     return f"{span.text[: len(span.text) - len(word)]}{MARK}{word}" if span.latest else span.text
 
@@ -121,24 +121,24 @@ def show_trajectory(trajectory: Trajectory, names: Callable[[int], str], width: 
     """A line for every step that wrote something: the text after it with the new tokens marked, their log-probability,
     and the probability that the text as it stands is complete.
 
-    Every token stands in the place it has in the end, if that fits into `width`; else the text is closed up.
+    Every token has a column of its own, if all columns fit into `width`; else the text is closed up.
     """
-    cells = [names(token) for token in trajectory.ids]
-    size = max(map(cell_len, cells), default=0)
-    # Two blanks before a token are easier to read, one is enough for the mark.
-    cell = next((size + gap for gap in (2, 1) if len(cells) * (size + gap) + BESIDE <= width), None)
+    words = [names(token) for token in trajectory.ids]
+    longest = max(map(cell_len, words), default=0)
+    # Two spaces before a word are easier to read; one is enough for the mark.
+    column = next((longest + gap for gap in (2, 1) if len(words) * (longest + gap) + BESIDE <= width), None)
     table = Table(box=None, header_style=FAINT, padding=(0, 1))
     table.add_column("step", justify="right", style=FAINT)
-    table.add_column("text", no_wrap=cell is not None)
+    table.add_column("text", no_wrap=column is not None)
     table.add_column("log p", justify="right")
     table.add_column("stop", justify="right")
-    tokens = list(zip(cells, trajectory.turns, strict=True))
+    tokens = list(zip(words, trajectory.turns, strict=True))
     steps = trajectory.steps
     stops = [*(events[0].stop_probability for events in steps), trajectory.stop_probability]
-    table.add_row("0", _line(tokens, 0, cell), "", _probability(stops[0]))
+    table.add_row("0", _line(tokens, 0, column), "", _probability(stops[0]))
     for turn, (events, stop) in enumerate(zip(steps, stops[1:], strict=True), start=1):
         score = sum(event.log_probability for event in events)
-        table.add_row(str(events[0].step + 1), _line(tokens, turn, cell), f"{score:.3f}", _probability(stop))
+        table.add_row(str(events[0].step + 1), _line(tokens, turn, column), f"{score:.3f}", _probability(stop))
     return Group(table, Text(LEGEND, FAINT))
 
 
@@ -146,16 +146,16 @@ def _probability(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f}"
 
 
-def _line(tokens: Sequence[tuple[str, int]], now: int, cell: int | None) -> Text:
-    """The text after turn `now`. tokens: names and the turns in which they came (0: given); cell: the room that each
-    has (None: the text is closed up)."""
+def _line(tokens: Sequence[tuple[str, int]], now: int, column: int | None) -> Text:
+    """The text after turn `now`. tokens: words and the turns in which they came (0: given)   column: the width of each
+    word's column (None: the text is closed up)"""
     line = Text()
-    for name, turn in tokens:
-        blanks = " " * ((cell or cell_len(name) + 1) - cell_len(name))
+    for word, turn in tokens:
+        spaces = " " * ((column or cell_len(word) + 1) - cell_len(word))
         if turn == now > 0:
-            line.append(blanks[1:]).append(MARK + name, NEW)
+            line.append(spaces[1:]).append(MARK + word, NEW)
         elif turn <= now:
-            line.append(blanks + name)
-        elif cell is not None:
-            line.append(ABSENT.rjust(cell), FAINT)
+            line.append(spaces + word)
+        elif column is not None:
+            line.append(ABSENT.rjust(column), FAINT)
     return line

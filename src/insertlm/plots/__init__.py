@@ -1,4 +1,7 @@
-"""Pictures: how sequences were written, star graphs and puzzles, training curves, and what evaluations found."""
+"""Plots of how sequences were written, of star graphs and puzzles, of training and of evaluations.
+
+Each *_figure function returns a matplotlib figure, and `save` writes it. May import training and all below it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequence accuracy: a bar for each evaluation and, of puzzles, a line of cells for their sizes."""
+"""Sequence accuracy: a bar for each evaluation and, for puzzles, a row of boxes with the accuracy by size."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Result", "accuracy_figure"]
 
 # All in inches.
-LINE, BAR = 0.4, 0.26  # from line to line; height of a bar and of a cell
-ROOM, NUMBER = 2.6, 1.0  # for 100 %, and beyond it for the number on a bar
-CELL, GAP, GROUP = 0.36, 0.03, 0.12  # width of a cell, between cells, and more between numbers of houses
+LINE, BAR = 0.4, 0.26  # from line to line; height of a bar and of a box
+ROOM, NUMBER = 2.6, 1.0  # width of 100 %, and of the number to its right
+BOX, GAP, GROUP = 0.36, 0.03, 0.12  # width of a box; between boxes; more between numbers of houses
 MARGIN, HEAD, FOOT = 0.12, 0.25, 0.55  # around all; above the first line; below the last
 LETTER = 0.072
 SIZES = "by size of puzzle (houses × attributes), %"
@@ -26,7 +26,7 @@ Size = tuple[int, int]
 
 
 class Result(NamedTuple):
-    """One evaluation. accuracy: in percent, of so many examples; sizes: the same by houses and attributes, if known"""
+    """One evaluation. accuracy: in percent   sizes: accuracies by houses and attributes, if known"""
 
     label: str
     accuracy: float
@@ -35,15 +35,15 @@ class Result(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The standard error of a share."""
+        """The standard error of the accuracy, a share of the examples."""
         return math.sqrt(self.accuracy * (100 - self.accuracy) / self.examples)
 
 
 def accuracy_figure(results: Sequence[Result]) -> Figure:
-    """A line for each evaluation: its label, its bar and, where sizes are known, their cells."""
+    """A line for each evaluation: its label, its bar and, if sizes are known, their boxes."""
     places = _columns(sorted({size for result in results for size in result.sizes}))
     labels = 2 * MARGIN + LETTER * max(len(result.label) for result in results)
-    ends = [ROOM + NUMBER, *(left + CELL for left in places.values())]
+    ends = [ROOM + NUMBER, *(left + BOX for left in places.values())]
     if places:
         ends.append(min(places.values()) + LETTER * len(SIZES))
     height = LINE * len(results)
@@ -60,10 +60,10 @@ def accuracy_figure(results: Sequence[Result]) -> Figure:
 
 
 def _columns(sizes: Sequence[Size]) -> dict[Size, float]:
-    """Where the cells of each size begin: beyond the bars, those of as many houses side by side."""
+    """The left side of the boxes of each size: right of the bars, sizes with equally many houses side by side."""
     groups = sorted({houses for houses, _ in sizes})
     return {
-        size: ROOM + NUMBER + number * (CELL + GAP) + groups.index(size[0]) * GROUP for number, size in enumerate(sizes)
+        size: ROOM + NUMBER + number * (BOX + GAP) + groups.index(size[0]) * GROUP for number, size in enumerate(sizes)
     }
 
 
@@ -90,13 +90,14 @@ def _draw_share(axes: Axes, left: float, middle: float, share: float) -> None:
     from matplotlib.colors import to_hex
 
     fill = to_hex(colormaps["Blues"](0.06 + 0.0082 * share))
-    draw_box(axes, left, middle - BAR / 2, CELL, BAR, facecolor=fill, linewidth=0)
+    draw_box(axes, left, middle - BAR / 2, BOX, BAR, facecolor=fill, linewidth=0)
     text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5, "color": readable_on(fill)}
-    axes.text(left + CELL / 2, middle, "100" if share == 100 else f"{min(share, 99):.0f}", **text)  # 100: all of them
+    shown = "100" if share == 100 else f"{min(share, 99):.0f}"  # 99.6 is not rounded to 100, which means all
+    axes.text(left + BOX / 2, middle, shown, **text)
 
 
 def _label_columns(axes: Axes, places: Mapping[Size, float], height: float) -> None:
     for (houses, attributes), left in places.items():
         text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5, "color": INK}
-        axes.text(left + CELL / 2, -0.08, f"{houses}×{attributes}", **text)
+        axes.text(left + BOX / 2, -0.08, f"{houses}×{attributes}", **text)
     axes.text(min(places.values()), height + 0.3, SIZES, va="top", fontsize=9, color=INK)

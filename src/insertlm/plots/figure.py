@@ -1,7 +1,7 @@
-"""What pictures share: a sheet measured in inches, colours, and the way into a file.
+"""What all plots share: figures measured in inches, colours, and saving.
 
-matplotlib is an extra: it is imported inside the functions, so that everything else works without it. Figures are made
-without pyplot: no display, no global state, no figures that stay open.
+matplotlib is an extra, so it is imported inside the functions and everything else works without it. pyplot is not used:
+it needs a display, has global state and keeps figures open.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ FORMATS = (".png", ".svg", ".pdf")
 _MISSING = "plots need matplotlib: pip install 'insertlm[plot]'"
 INK, FAINT, GREY = "#1f2430", "#8b93a1", "#eceef2"
 GOOD, BAD, BLUE, AMBER, TINT = "#17834f", "#c8372d", "#2f6fde", "#f5b335", "#dce8ff"
-# Colours that differ for every kind of colour vision (Okabe and Ito's), and marks for who sees or prints none.
+# Colours that everyone can tell apart (Okabe and Ito's), and markers for readers and printers without colour.
 STYLES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#e69f00", "v"), ("#56b4e9", "P"))
 LINE: dict[str, Any] = {"linewidth": 1.3, "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6}
-WIDTH, HEIGHT = 6.4, 3.4  # inches of a chart, without the key
-ENTRY, LETTER = 0.2, 0.085  # inches for a line of the key and for a letter in it
+WIDTH, HEIGHT = 6.4, 3.4  # of a chart without its key, in inches
+ENTRY, LETTER = 0.2, 0.085  # height of a line of the key and width of a letter in it, in inches
 
 
 def blank(width: float, height: float, **options: Any) -> Figure:
-    """A white figure of so many inches."""
+    """An empty white figure; sizes in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -60,8 +60,8 @@ def blank(width: float, height: float, **options: Any) -> Figure:
 
 
 def sheet(left: float, right: float, *, bottom: float, top: float) -> tuple[Figure, Axes]:
-    """A figure of one axes, both as large as the given range is in inches: a figure grows with its content and text
-    keeps its size."""
+    """A figure with one axes, whose coordinates are inches: the figure grows with its content, and text keeps its
+    size."""
     figure = blank(right - left, abs(top - bottom))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(left, right), ylim=(bottom, top))
     axes.set_axis_off()
@@ -69,7 +69,7 @@ def sheet(left: float, right: float, *, bottom: float, top: float) -> tuple[Figu
 
 
 def chart(labels: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """A figure of one axes, with room above it for a key of these labels."""
+    """A figure with one axes and room above it for a key with these labels."""
     entry, columns = _key_columns(labels)
     height = HEIGHT + ENTRY * math.ceil(len(labels) / columns)
     figure = blank(max(WIDTH, entry), height, layout="constrained")
@@ -79,7 +79,7 @@ def chart(labels: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, Ax
 
 
 def dress(axes: Axes, x_label: str, y_label: str) -> None:
-    """Two thin lines, a faint grid and small letters."""
+    """Labels, two thin axis lines, a faint grid and small print."""
     axes.set_xlabel(x_label, fontsize=9, color=INK)
     axes.set_ylabel(y_label, fontsize=9, color=INK)
     axes.tick_params(color=FAINT, labelcolor=INK, labelsize=8)
@@ -90,19 +90,19 @@ def dress(axes: Axes, x_label: str, y_label: str) -> None:
 
 
 def key(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """What each colour of a chart means. handles: what was drawn, by label"""
+    """A key above the chart. handles: what was drawn, by label"""
     _, columns = _key_columns(list(handles))
     place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns}
     figure.legend(handles.values(), handles.keys(), frameon=False, fontsize=9, labelcolor=INK, **place)
 
 
 def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A colour and a mark for every label."""
+    """A colour and a marker for every label."""
     return dict(zip(labels, cycle(STYLES), strict=False))
 
 
 def _key_columns(labels: Sequence[str]) -> tuple[float, int]:
-    """The inches an entry needs, and how many entries fit into a line."""
+    """The width of an entry, and how many entries fit into a line."""
     entry = 0.7 + LETTER * max(map(len, labels))
     return entry, min(len(labels), max(1, int(WIDTH / entry)))
 
@@ -111,17 +111,17 @@ def _key_columns(labels: Sequence[str]) -> tuple[float, int]:
 
 
 def turn_colours(last: int) -> list[str]:
-    """A colour for each turn from 0 (grey: given) over 1 (light) to the last (dark)."""
+    """A colour for each turn, from 0 (grey: given) through 1 (light) to the last (dark)."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
     shades = colormaps["magma_r"]
-    # Without its ends, which are hard to tell from the paper and from black.
+    # The ends of the map are left out: they are hard to tell from paper and from black.
     return [GREY, *(to_hex(shades(0.08 + 0.74 * turn / max(1, last - 1))) for turn in range(last))]
 
 
 def draw_order_bar(figure: Figure, colours: Sequence[str], left: float, bottom: float, label: str) -> None:
-    """The colours of all turns, with a few of their numbers. left, bottom: inches from the corner of the figure"""
+    """A bar of the colours of all turns with some of their numbers. left, bottom: in inches from the corner"""
     width, height = figure.get_size_inches()
     last = len(colours) - 1
     bar = figure.add_axes((left / width, bottom / height, 2.4 / width, 0.09 / height), xlim=(0.5, last + 0.5))
@@ -133,7 +133,7 @@ def draw_order_bar(figure: Figure, colours: Sequence[str], left: float, bottom: 
 
 
 def draw_box(axes: Axes, left: float, top: float, width: float, height: float, **style: Any) -> None:
-    """With round corners, in inches."""
+    """A box with round corners; sizes in inches."""
     from matplotlib.patches import FancyBboxPatch
 
     shape = "round,pad=0,rounding_size=0.07"

@@ -1,4 +1,4 @@
-"""The frontier: NLL against entropy, a line for each model and the data as a point."""
+"""The frontier: NLL against entropy, with a line for each model and a point for the data."""
 
 from __future__ import annotations
 

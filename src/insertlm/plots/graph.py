@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["graph_figure"]
 
-HOP, MARGIN, KEY = 0.46, 0.35, 0.35  # inches from node to node, around the nodes, and for the key at the bottom
-NARROWEST = 3.0  # inches
+HOP, MARGIN, KEY = 0.46, 0.35, 0.35  # between nodes, around them, and for the key, in inches
+NARROWEST = 3.0  # of a figure, in inches
 NODE = 9.0  # radius of a node, in points
 NODE_SIZES = {"o": 1.0, "s": 0.9, "D": 0.82}  # shapes that look equally large
-# Shapes as well as colours: readers and printers differ in the colours they see. Marker, fill, outline.
+# Marker, fill and outline. Kinds differ in shape as well, for readers and printers without colour.
 NODE_STYLES = {
     "source": ("s", AMBER, INK),
     "goal": ("D", GOOD, INK),
@@ -55,7 +55,7 @@ def graph_figure(edges: Sequence[Edge], source: int, goal: int, path: Sequence[i
 
 
 def _layout(edges: Sequence[Edge], nodes: Sequence[int], source: int, goal: int) -> dict[int, Point]:
-    """Where each node goes, in inches around the junction. All graphs can be drawn; only stars come out as stars."""
+    """The place of each node, in inches from the junction. Any graph can be drawn, but only stars look like stars."""
     after, before = defaultdict(list), defaultdict(list)
     for tail, head in edges:
         after[tail].append(head)
@@ -65,7 +65,9 @@ def _layout(edges: Sequence[Edge], nodes: Sequence[int], source: int, goal: int)
     leaving = _centred(_arms(junction, after, {junction}), goal)
     leading = _centred(_arms(junction, before, {junction, *chain.from_iterable(leaving)}), source)
     angle = 2 * math.pi / max(2, len(leaving) + len(leading))
-    first = max(1.3, 0.34 / HOP / (2 * math.sin(angle / 2)))  # so far out that neighbouring arms do not touch
+    first = max(
+        1.3, 0.34 / HOP / (2 * math.sin(angle / 2))
+    )  # far enough from the junction that neighbouring arms do not touch
     for arms, middle in ((leaving, 0.0), (leading, math.pi)):
         for i, arm in enumerate(arms):
             direction = middle + (i - (len(arms) - 1) / 2) * angle
@@ -76,7 +78,7 @@ def _layout(edges: Sequence[Edge], nodes: Sequence[int], source: int, goal: int)
 
 
 def _arms(junction: int, following: Mapping[int, Sequence[int]], seen: set[int]) -> list[list[int]]:
-    """The chains of unseen nodes that start next to the junction."""
+    """The chains of nodes, not yet in `seen`, that start at the junction."""
     arms = []
     for start in following.get(junction, ()):
         arm, ahead = [], [start]
@@ -89,14 +91,14 @@ def _arms(junction: int, following: Mapping[int, Sequence[int]], seen: set[int])
 
 
 def _centred(arms: list[list[int]], node: int) -> list[list[int]]:
-    """The arm of that node in the middle, so that the path runs from left to right."""
+    """The arms with that of `node` in the middle, so that the path runs from left to right."""
     others = [arm for arm in arms if node not in arm]
     half = len(others) // 2
     return [*others[:half], *(arm for arm in arms if node in arm), *others[half:]]
 
 
 def _row_below(places: Mapping[int, Point], nodes: Sequence[int]) -> dict[int, Point]:
-    """Places for nodes that are on no arm: those of a path that leaves the graph, or of a graph that is no star."""
+    """Places for nodes on no arm: of a path that leaves the graph, or of a graph that is not a star."""
     bottom = min(y for _, y in places.values()) - 1.5 * HOP
     return {node: (HOP * (i - (len(nodes) - 1) / 2), bottom) for i, node in enumerate(nodes)}
 

@@ -1,4 +1,4 @@
-"""A judge's scores: a group of bars for each rubric, a bar for each model."""
+"""A judge's scores: for each rubric a group of bars, one for each model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Judged", "judge_figure"]
 
-GROUP = 0.82  # of the room of a rubric is filled with bars
-FEW = 4  # models up to which bars carry their number
+GROUP = 0.82  # the share of the width of a rubric that its bars take
+FEW = 4  # with at most so many models, bars show their score
 
 
 class Judged(NamedTuple):
-    """One model. scores: mean and standard error by rubric; None: the judge gave none"""
+    """One model. scores: mean and standard error by rubric (None: the judge gave no score)"""
 
     label: str
     scores: Mapping[str, tuple[float, float] | None]
@@ -33,7 +33,7 @@ def judge_figure(models: Sequence[Judged]) -> Figure:
     for number, (label, scores) in enumerate(models):
         places = [rubric + (number + 0.5) * width - GROUP / 2 for rubric in range(len(rubrics))]
         found = [scores.get(name) for name in rubrics]
-        heights = [pair[0] - 1 if pair else 0.0 for pair in found]  # a bar grows from 1, the lowest score
+        heights = [pair[0] - 1 if pair else 0.0 for pair in found]  # a bar starts at 1, the lowest score
         errors = [pair[1] if pair else 0.0 for pair in found]
         whisker: dict[str, Any] = {"elinewidth": 0.8, "ecolor": FAINT}
         keys[label] = axes.bar(

@@ -1,4 +1,4 @@
-"""A zebra puzzle as it was solved: the table, in which order its cells were written, and the clues."""
+"""A zebra puzzle as a model solved it: the table with the order in which its cells were written, and the clues."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["Written", "puzzle_figure"]
 # All in inches.
 WIDTH, HEIGHT, GAP = 0.96, 0.52, 0.16  # of a cell, and between cells
 MARGIN, TITLE, HEAD, NAMES = 0.15, 0.5, 0.3, 0.7  # around all; above the table; left of it for attributes
-KEY, STRAY, BAR = 0.32, 0.28, 0.64  # below the table: what outlines mean, what is not in it, and the scale of colours
-CLUE, LETTER, HEADING = 0.215, 0.068, 2.2  # for a clue, for a letter of it, and for what stands above them
-SMALL_LETTER = 0.056  # of what is not in the table
-NARROWEST, ENTRY = 3.3, 1.52  # the room for the table and what is below it; for an entry of the key
-STRIPS = 3  # of a cell that was written several times
-# Outlines as well as crosses, and lines of different kinds: readers and printers differ in the colours they see.
+KEY, STRAY, BAR = 0.32, 0.28, 0.64  # below the table: key of the outlines, values outside the table, colour bar
+CLUE, LETTER, HEADING = 0.215, 0.068, 2.2  # of a clue; of a letter in it; of the heading above the clues
+SMALL_LETTER = 0.056  # of a value outside the table
+NARROWEST, ENTRY = 3.3, 1.52  # of the table and what is below it; of an entry of the key
+STRIPS = 3  # shown in a cell that was written several times
+# Kinds differ in line style and mark as well as colour, for readers and printers without colour.
 OUTLINES: dict[str, dict[str, Any]] = {
     "wrong": {"edgecolor": BAD, "linestyle": "solid", "label": "✗ wrong (right value)"},
     "missing": {"edgecolor": BAD, "linestyle": (0, (2.5, 2)), "label": "– missing (right value)"},
@@ -44,7 +44,7 @@ OUTLINES: dict[str, dict[str, Any]] = {
 
 
 class Written(NamedTuple):
-    """A triple of attribute, house and value (the last of a text may be shorter). turn: which made it complete
+    """A triple of attribute, house and value; the last of a text may be shorter. turn: in which it became complete
     text: as it was written"""
 
     triple: Triple
@@ -53,14 +53,14 @@ class Written(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A value in a cell. number: which came first, second …; those of one turn share a number"""
+    """A value in a cell. number: 1 for the first to come; values of the same turn share a number"""
 
     value: int
     number: int
 
 
 class _Cell(NamedTuple):
-    """A place of the table with all that was written there, in order. right: the value that belongs there"""
+    """A cell of the table with all values written there, in order. right: the true value"""
 
     attribute: int
     house: int
@@ -77,20 +77,21 @@ class _Cell(NamedTuple):
 
 
 def puzzle_figure(street: Street, written: Sequence[Written], solution: Collection[Triple]) -> Figure:
-    """A column for each house, a row for each attribute. A cell is the darker, and its number the higher, the later it
-    was complete; what is wrong, missing or written more than once is outlined. Clues that do not hold are crossed.
+    """A column for each house and a row for each attribute. Cells are numbered in the order in which they became
+    complete, and later ones are darker. Cells that are wrong, missing or written more than once are outlined, and
+    clues that do not hold are crossed out.
 
-    solution: the triples that should have been written
+    solution: the true triples
     """
     cells = _cells(street, written, solution)
-    stray = _told([each.text for each in written if not _fits(street, each.triple)])
+    stray = _stray_note([each.text for each in written if not _fits(street, each.triple)])
     kinds = [kind for kind in OUTLINES if any(cell.kind == kind for cell in cells)]
     longest = max(len(clue.in_english()) for clue in street.clues)
-    # The width of what is on the left.
+    # The width of the left part, which has the table.
     table = max(NARROWEST, street.size * (WIDTH + GAP), ENTRY * len(kinds), SMALL_LETTER * len(stray))
     below = street.attributes * (HEIGHT + GAP)
     bar = below + (KEY if kinds else 0.0) + (STRAY if stray else 0.0)
-    right = table + max(0.3 + HEADING, 0.6 + LETTER * (longest + 2))  # and a cross
+    right = table + max(0.3 + HEADING, 0.6 + LETTER * (longest + 2))  # 2: for a cross
     bottom = max(bar + BAR, CLUE * len(street.clues) - HEAD) + MARGIN
     figure, axes = sheet(-NAMES - MARGIN, right + MARGIN, bottom=bottom, top=-HEAD - TITLE)
     colours = turn_colours(max((entry.number for cell in cells for entry in cell.entries), default=1))
@@ -111,7 +112,7 @@ def _fits(street: Street, triple: Triple) -> bool:
     return len(triple) == 3 and triple[0] < street.attributes and triple[1] < street.size and triple[2] < SIDE
 
 
-def _told(stray: Sequence[str]) -> str:
+def _stray_note(stray: Sequence[str]) -> str:
     if not stray:
         return ""
     shown = ", ".join(stray[:STRIPS])
@@ -153,7 +154,7 @@ def _draw_cell(axes: Axes, cell: _Cell, colours: Sequence[str]) -> None:
 
 
 def _draw_strips(axes: Axes, cell: _Cell, left: float, top: float, colours: Sequence[str]) -> None:
-    """Below each other, what was written several times; of many, the first."""
+    """The values of a cell that was written several times, one below the other; of many, only the first."""
     shown = cell.entries if len(cell.entries) <= STRIPS else cell.entries[: STRIPS - 1]
     strips = [(colours[number], _marked(cell, value), str(number)) for value, number in shown]
     if more := len(cell.entries) - len(shown):

@@ -1,4 +1,4 @@
-"""Time against NLL: what a model's quality costs."""
+"""NLL against the time that writing took."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ __all__ = ["timing_figure"]
 
 
 def timing_figure(traces: Sequence[Trace]) -> Figure:
-    """x: seconds a text; y: NLL."""
-    return traces_figure(traces, "seconds a text, log scale", "NLL per token, nats  (lower: likelier)", log=True)
+    """x: seconds per text   y: NLL"""
+    return traces_figure(traces, "seconds per text, log scale", "NLL per token, nats  (lower: likelier)", log=True)

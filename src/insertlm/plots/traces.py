@@ -1,5 +1,4 @@
-"""Lines through points that differ in one setting, with the setting's value at both ends: what the pictures of
-sweeps share."""
+"""Lines through points that differ in one setting, labelled at both ends with its value. Plots of sweeps use them."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ DATA = "data"
 
 
 class Trace(NamedTuple):
-    """One line of a model, which may have several. notes: what the points stand for, of which the ends are shown"""
+    """One line. A model may have several. notes: the label of each point, shown at the ends of the line"""
 
     label: str
     x: Sequence[float]
@@ -30,7 +29,7 @@ class Trace(NamedTuple):
 def traces_figure(
     traces: Sequence[Trace], x_label: str, y_label: str, *, data: tuple[float, float] | None = None, log: bool = False
 ) -> Figure:
-    """data: a point for the real texts   log: whether x is drawn on a logarithmic scale"""
+    """data: a point for the real texts   log: whether the x axis is logarithmic"""
     labels = list(dict.fromkeys(trace.label for trace in traces))
     figure, axes = chart([*labels, DATA] if data else labels, x_label, y_label)
     styles = styles_of(labels)
@@ -42,16 +41,16 @@ def traces_figure(
         keys[DATA] = axes.scatter(*data, marker="*", s=90, color=INK, zorder=3)
     if log:
         _logarithmic(axes)
-    axes.margins(0.12)  # room for what stands at the ends
+    axes.margins(0.12)  # room for the labels at the ends
     key(figure, keys)
-    figure.draw_without_rendering()  # places on the sheet are known only then
+    figure.draw_without_rendering()  # _label_ends needs positions on the page, which drawing determines
     for trace in traces:
         _label_ends(axes, trace, styles[trace.label][0])
     return figure
 
 
 def _label_ends(axes: Axes, trace: Trace, colour: str) -> None:
-    """Beyond the ends, where the line does not go."""
+    """Put labels where the line, continued beyond its ends, would go."""
     places = axes.transData.transform(list(zip(trace.x, trace.y, strict=True)))
     for end, before in [(-1, -2), (0, 1)] if len(places) > 1 else [(0, 0)]:
         dx, dy = places[end] - places[before]
@@ -65,7 +64,7 @@ def _label_ends(axes: Axes, trace: Trace, colour: str) -> None:
 
 
 def _logarithmic(axes: Axes) -> None:
-    """With plain numbers at 1, 2 and 5 of each decade."""
+    """A logarithmic x axis with plain numbers at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")

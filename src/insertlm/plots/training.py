@@ -14,7 +14,7 @@ __all__ = ["Curve", "training_figure"]
 
 
 class Curve(NamedTuple):
-    """One run. x: minutes or steps; accuracy: in percent"""
+    """One run. x: minutes or steps   accuracy: in percent"""
 
     label: str
     x: Sequence[float]
@@ -22,7 +22,7 @@ class Curve(NamedTuple):
 
 
 def training_figure(curves: Sequence[Curve], x_label: str) -> Figure:
-    """A line for every run; runs of the same label share a colour and an entry of the key."""
+    """A line for every run. Runs with the same label share a colour and an entry of the key."""
     labels = list(dict.fromkeys(curve.label for curve in curves))
     figure, axes = chart(labels, x_label, "validation accuracy, %")
     axes.set_ylim(-3, 103)

@@ -1,4 +1,4 @@
-"""What leaves the house: exported folders with their card and code, and rounded weights.
+"""What users publish: exported folders with model card and code, and folders of rounded weights.
 
 May import model and all below it.
 """

@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, how to use it, what it was made of."""
+"""The model card of an export: what the model is, how to use it and how it was trained."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ It writes like the texts it was trained on, and knows nothing else. It was not a
 
 
 def model_card(model: Model, recipe: Recipe, name: str) -> str:
-    """recipe: as it is published   name: of the model"""
+    """recipe: without paths, as it is published"""
     task, shape, train = recipe.task, recipe.model, recipe.train
     step = train.steps if model.step is None else model.step
     cut = f"Training ended early, at step {step:,} of {train.steps:,}." if step < train.steps else ""

@@ -1,9 +1,9 @@
-"""A trained model as a folder that transformers reads, with no other package, and `insertlm.load` reads too.
+"""A trained model as a folder that transformers can load without insertlm; `insertlm.load` reads it, too.
 
-- The folder is written beside its place and renamed when it is whole: what stands there is all of an export or nothing.
-- Only an empty folder, or one that holds an earlier export and nothing else, is replaced.
-- Weights are in float32 under the names of the package, bit for bit those of the model.
-- recipe.yaml is the model's own, with files named but not their folders: those are nobody else's business.
+- The folder is written under another name and renamed when it is complete, so an export is there whole or not at all.
+- Only an empty folder, or one that holds nothing but an earlier export, is replaced.
+- Weights are float32 under the names of the package, bit for bit those of the model.
+- recipe.yaml is the model's recipe. It names files without their folders, which are private.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["check_exportable", "check_place", "export"]
 
 _CODE = Path(__file__).with_name("modeling_insertlm.py")
-# What transformers calls our special tokens, where it has a name for them.
+# What transformers calls our special tokens.
 _ROLES = {"stop": "cls", "bos": "bos", "eos": "eos", "unk": "unk", "pad": "pad", "mask": "mask"}
 
 
 def check_place(folder: Path) -> None:
-    """Before the work rather than after it: whether an export may go there."""
+    """Refuse a place where no export may go, before the work starts."""
     with writing(folder):
         if not folder.parent.is_dir():
             raise InsertlmError(f"cannot write {folder}: there is no folder {folder.parent}")
         if not os.access(folder.parent, os.W_OK):
-            raise InsertlmError(f"cannot write {folder}: nothing may be written to the folder {folder.parent}")
+            raise InsertlmError(f"cannot write {folder}: no permission to write to the folder {folder.parent}")
         if folder.exists() and not folder.is_dir():
             raise InsertlmError(f"cannot write {folder}: it is a file; expected a new folder")
         found = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
@@ -54,7 +54,7 @@ def check_place(folder: Path) -> None:
 
 
 def check_exportable(recipe: Recipe, name: str) -> None:
-    """The code that goes with the weights knows one family, and texts."""
+    """Refuse models that modeling_insertlm.py does not support: it knows the ILM on text."""
     if recipe.task.kind != "text":
         raise InsertlmError(f"{name}: this is a model of the task {recipe.task.tag}; expected a model of text")
     if (family := recipe.family.tag) != "ilm":
@@ -62,7 +62,7 @@ def check_exportable(recipe: Recipe, name: str) -> None:
 
 
 def export(model: Model, folder: Path, name: str | None = None) -> None:
-    """Write the model there, whole or not at all. name: what the model card calls it, if not by the folder's name"""
+    """Write the model, completely or not at all. name: for the model card (default: the name of the folder)"""
     check_exportable(model.recipe, model.name)
     place = folder.resolve()
     check_place(place)
@@ -78,14 +78,14 @@ def export(model: Model, folder: Path, name: str | None = None) -> None:
             new.rename(place)
             sync(place.parent)
     finally:
-        if old.exists() and not place.exists():  # what was there before is better than nothing
+        if old.exists() and not place.exists():  # the rename failed, so put the earlier export back
             old.rename(place)
         for left in (new, old):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _contents(model: Model, name: str) -> dict[str, bytes]:
-    """Every file of the folder."""
+    """The files of the folder, by name."""
     recipe, files = portable(model.recipe), model.recipe.task.files()
     weights = {key: value.detach().float().contiguous().cpu() for key, value in model.family.state_dict().items()}
     written = {
@@ -102,11 +102,11 @@ def _contents(model: Model, name: str) -> dict[str, bytes]:
 
 
 def _config(model: Model) -> dict[str, Any]:
-    """What InsertlmConfig of the code reads, under the names that transformers has for it."""
+    """The keys of InsertlmConfig in modeling_insertlm.py, which are named as in transformers."""
     shape, tokenizer = model.recipe.model, model.text_tokenizer
     specials = tokenizer.specials
     decode = msgspec.to_builtins(model.recipe.decode)
-    del decode["parallel"]  # an ILM writes one token a step
+    del decode["parallel"]  # an ILM inserts one token per step
     return {
         "model_type": "insertlm",
         "architectures": ["InsertlmModel"],
@@ -129,7 +129,7 @@ def _config(model: Model) -> dict[str, Any]:
 
 
 def _tokenizer_config(model: Model, tokenizer: bytes) -> dict[str, Any]:
-    """Special tokens that lie behind the vocabulary have no name there; config.json has their ids."""
+    """Special tokens outside the tokenizer's vocabulary have no name there; config.json holds their ids."""
     inner, specials = tokenizers.Tokenizer.from_buffer(tokenizer), model.text_tokenizer.specials
     names = {f"{_ROLES[role]}_token": inner.id_to_token(i) for role, i in specials._asdict().items()}
     return {

@@ -1,21 +1,21 @@
-"""An insertion language model for transformers, whole, in one file that needs torch and transformers alone.
+"""An insertion language model for transformers, complete in one file that needs only torch and transformers.
 
     from transformers import AutoModel, AutoTokenizer
     model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
     print(model.infill("Lily found ___. She ___ all day.", tokenizer).text)
 
-`insertlm export` puts this file beside the weights. It reads what the package reads and writes what the package writes,
-token for token, for the same seed; tests hold the two together. It is the plain version: one text at a time, no cache,
-no banned or required words. The package (insertlm) has these, and training.
+`insertlm export` puts this file beside the weights. For the same seed it writes what the package writes, token for
+token; tests compare the two. It is the plain version: one text at a time, no cache, no banned or required words. The
+package (insertlm) has these, and training.
 
 Design choices:
-- A row reads `<stop> <bos> text`. Slot k means "right behind the k-th token"; one softmax over slots × vocabulary.
-- The stop classifier reads <stop>'s hidden row and is asked before every insertion; class 0 means complete.
-- A step chooses a slot, then a token in it, or a pair of both at once (`joint`). Special tokens do not take part.
-- Every draw is a hash of what it is for, the seed, the step and the entry, so a text depends on its seed alone.
-- What was given comes back letter for letter: the text is put together from the given pieces and the fills. A single
-  space before a blank is not shown to the model, which writes it itself as the start of the fill's first token.
+- A row is `<stop> <bos> text`. Slot k means "right after the k-th token"; one softmax over slots × vocabulary.
+- The stop classifier reads the hidden row of <stop> before every insertion; class 0 means complete.
+- A step chooses a slot and then a token in it, or both as a pair (`joint`). Special tokens are never chosen.
+- Random numbers are a hash of their purpose, the seed, the step and the entry, so a text depends on its seed alone.
+- The given text comes back unchanged, because the result is joined from the given pieces and the fills. The model does
+  not see a single space before a blank; it writes the space as the start of the fill's first token.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from transformers.utils import ModelOutput
 
 __all__ = ["Infilled", "InsertlmConfig", "InsertlmModel", "InsertlmOutput"]
 
-_SLOT, _TOKEN = 0, 1  # streams of noise: what a draw is for
-_PLAUSIBLE = 0.5  # where an order looks at tokens: the least share of the heaviest slot's mass
-_COLD = 1e-30  # temperatures below count as 0: logits would overflow
-_ENDLESS = 1 << 40  # the room of a blank without a maximum
+_SLOT, _TOKEN = 0, 1  # streams of noise, by purpose
+_PLAUSIBLE = 0.5  # an order that looks at tokens skips slots with less than this share of the largest mass
+_COLD = 1e-30  # lower temperatures count as 0, because logits would overflow
+_ENDLESS = 1 << 40  # the most tokens of a blank without a maximum
 _ORDERS = ("auto", "mass", "certainty", "margin")
 
 
 class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
-    """What config.json holds.
+    """The contents of config.json.
 
-    reserved: ids that are never written, special ones among them   decode: how to choose and when to end, see `infill`
+    reserved: ids that are never written, such as special tokens   decode: decoding settings, see `infill`
     """
 
     model_type = "insertlm"
@@ -79,7 +79,7 @@ class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
 
 @dataclass
 class InsertlmOutput(ModelOutput):  # type: ignore[misc]
-    """logits: [B, N, V], of inserting a token right behind each of the row   stop_logits: [B, 2], complete and not"""
+    """logits: [B, N, V], of inserting a token right after each of the row   stop_logits: [B, 2], complete and not"""
 
     logits: Tensor | None = None
     stop_logits: Tensor | None = None
@@ -97,18 +97,18 @@ class _Block(nn.Module):
         self.up = nn.Linear(width, config.intermediate_size)
         self.down = nn.Linear(config.intermediate_size, width)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """x: [B, N, width]   mask: [B, 1, 1, N] bool, which keys are seen"""
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """x: [B, N, width]   mask: [B, 1, 1, N] bool, False for keys that are not seen"""
         q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(_rotate(q, *turn), _rotate(k, *turn), v, attn_mask=mask)
+        mixed = F.scaled_dot_product_attention(_rotate(q, *rotation), _rotate(k, *rotation), v, attn_mask=mask)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         changed: Tensor = x + self.down(self.up(self.hidden_norm(x)).relu())
         return changed
 
 
-def _turns(count: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions 0 … count-1, each [count, rotary/2]. Not kept: buffers that are in no file are not
-    there after `from_pretrained`."""
+def _rotations(count: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions 0 … count-1, each [count, rotary/2]. They are not a buffer, because
+    `from_pretrained` leaves buffers uninitialised that are in no file."""
     dims = min(64, head_dim)
     frequency = 10_000.0 ** (-torch.arange(0, dims, 2, dtype=torch.float64, device=like.device) / dims)
     angle = torch.arange(count, device=like.device)[:, None] * frequency
@@ -116,7 +116,7 @@ def _turns(count: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [B, heads, N, head_dim], of which pairs (i, i + rotary/2) are turned and the rest passes"""
+    """x: [B, heads, N, head_dim], of which pairs (i, i + rotary/2) are rotated and the rest is unchanged"""
     half = cos.shape[1]
     a, b, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
@@ -132,9 +132,9 @@ class _Backbone(nn.Module):
     def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B, N] to hidden rows [B, N, width]"""
         x: Tensor = self.embedding(input_ids)
-        turn = _turns(x.shape[1], self.head_dim, x)
+        rotation = _rotations(x.shape[1], self.head_dim, x)
         for block in self.blocks:
-            x = block(x, turn, mask)
+            x = block(x, rotation, mask)
         return x
 
 
@@ -167,7 +167,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> InsertlmOutput:
-        """input_ids: [B, N], rows of <stop> <bos> text, padded behind   attention_mask: [B, N], 0 on padding"""
+        """input_ids: [B, N], rows of <stop> <bos> text, padded on the right   attention_mask: [B, N], 0 on padding"""
         mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
         hidden = self.backbone(input_ids, mask)
         return InsertlmOutput(logits=self.unembedding(hidden), stop_logits=self.stop(hidden[:, 0]))
@@ -183,21 +183,21 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         max_length: int | Sequence[int | None] | None = None,
         **settings: Any,
     ) -> Infilled:
-        """Fill in the blanks of a text: three or more underscores each; `\\___` are plain ones. `"___"` alone writes
-        from nothing.
+        """Fill in the blanks of a text. Three or more underscores are a blank, and `\\___` are plain underscores. The
+        text `"___"` writes from nothing.
 
-        min_length, max_length: of every blank in tokens, or a list with one for each (None: at least 1; no maximum)
+        min_length, max_length: tokens of every blank, or a list with one number for each (None: at least 1, no maximum)
 
         `settings` override config.decode:
-        stop_threshold   of the stop classifier's probability
-        order            which slot next: mass (auto), certainty or margin
-        joint            choose pairs of slot and token at once
-        position_top_k   slots in play, 1 = the best, 0 = all
+        stop_threshold   stop when the stop classifier's probability reaches this
+        order            how slots are ranked: mass (auto), certainty or margin
+        joint            choose slot and token as a pair
+        position_top_k   slots to choose among, 1 = the best one, 0 = all
         temperature, top_k, top_p   of tokens, or of pairs if joint; temperature 0 takes the likeliest
-        max_tokens, max_steps   insertions, whichever is less; max_tokens alone overrides the config's max_steps
+        max_tokens, max_steps   most insertions, whichever is less; max_tokens alone replaces the config's max_steps
         """
         decode = _checked({**self.config.decode, **settings}, self.config.decode)
-        most = decode.get("max_tokens")  # a step writes a token, so that both limits are one
+        most = decode.get("max_tokens")  # one step writes one token, so both limit the same thing
         if most is not None:
             decode["max_steps"] = most if "max_steps" not in settings else min(most, decode["max_steps"])
         if not 0 <= seed < 1 << 62:
@@ -220,12 +220,12 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
 
     @property
     def writable(self) -> Tensor:
-        """The ids a text may get, [W]."""
+        """The ids that may be written, [W]."""
         reserved = set(self.config.reserved)
         return torch.tensor([i for i in range(self.config.vocab_size) if i not in reserved], device=self.device)
 
     def _first_words(self, tokenizer: Any) -> Tensor:
-        """Which of `writable` begin with a space and go on, or are spaces if none does; all if there are none. [W]"""
+        """Which of `writable` may begin a word: a space and more; if there is none, spaces; else all. [W] bool"""
         if self._heads is None or self._heads[0] is not tokenizer:
             texts = [tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in self.writable.tolist()]
             spaced = torch.tensor([text.startswith(" ") for text in texts], device=self.device)
@@ -239,8 +239,8 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class Infilled(NamedTuple):
-    """text: with its blanks filled   fills: what went into each   complete: whether the model ended it; else a limit on
-    length or steps did"""
+    """text: with its blanks filled   fills: the text of each blank   complete: False if a limit on length or steps
+    ended it"""
 
     text: str
     fills: list[str]
@@ -248,8 +248,8 @@ class Infilled(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """ids: what the model sees of the given text   blanks: how many of them are before each blank   spaces: the blanks,
-    by that number, before which a space is hidden"""
+    """ids: the given text as the model sees it   blanks: for each blank the number of ids before it   spaces: those
+    numbers of the blanks before which a space is hidden"""
 
     ids: list[int]
     blanks: list[int]
@@ -280,7 +280,7 @@ def _parse_blanks(text: str) -> list[str]:
     pieces, end = [""], 0
     for match in re.finditer(r"(?<!\\)(\\*)(_+)", text):
         slashes, run = match.groups()
-        plain = "_" * (len(slashes) % 2)  # a backslash makes the underscore behind it a plain one
+        plain = "_" * (len(slashes) % 2)  # a backslash makes the next underscore a plain one
         run = run.removeprefix(plain)
         pieces[-1] += text[end : match.start()] + slashes[: len(slashes) // 2] + plain
         if len(run) >= 3:
@@ -297,7 +297,7 @@ def _parse_blanks(text: str) -> list[str]:
 def _limits(
     least: int | Sequence[int | None] | None, most: int | Sequence[int | None] | None, count: int
 ) -> tuple[list[int], list[int]]:
-    """How many tokens each blank must and may get."""
+    """The fewest and the most tokens of each blank."""
     rooms = [_ENDLESS if high is None else high for high in _each(most, count)]
     needs = [min(1, room) if low is None else low for low, room in zip(_each(least, count), rooms, strict=True)]
     if any(not 0 <= need <= room for need, room in zip(needs, rooms, strict=True)):
@@ -330,11 +330,11 @@ def _checked(decode: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 # --- Writing ----------------------------------------------------------------------------------------------------------
 
 
-class _Cell(NamedTuple):
-    """token: what it holds   number: of its coming, which noise depends on   blank: the one right behind it, or -1
-    edge: whether the next token there must be one of the heads   new: whether the model wrote it"""
+class _Token(NamedTuple):
+    """number: the order in which it came, which noise depends on   blank: the blank right after it, or -1
+    edge: whether the next token after it must begin a word   new: whether the model wrote it"""
 
-    token: int
+    id: int
     number: int
     blank: int = -1
     edge: bool = False
@@ -342,10 +342,10 @@ class _Cell(NamedTuple):
 
 
 class _Writing:
-    """One text under way.
+    """One text while it is written.
 
-    line: all but <stop>, in reading order   needs, rooms: tokens that each blank must and may still get
-    heads: [W] bool or None
+    line: its tokens without <stop>, in reading order   needs, rooms: fewest and most tokens still to come in each blank
+    heads: [W] bool, which tokens may begin a word; None if no blank needs it
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class _Writing:
         blank = {gap: number for number, gap in enumerate(given.blanks)}
         row = [model.config.bos_token_id, *given.ids]
         self.line = [
-            _Cell(token, rank + 1, blank.get(rank, -1), heads is not None and rank in given.spaces)
+            _Token(token, rank + 1, blank.get(rank, -1), heads is not None and rank in given.spaces)
             for rank, token in enumerate(row)
         ]
         self.model, self.needs, self.rooms, self.heads = model, [*needs], [*rooms], heads
@@ -370,65 +370,65 @@ class _Writing:
         self.seed = seed + (seed >> 32) * 0x9E3779B9  # the hash sees 32 bits
 
     def run(self) -> bool:
-        """Insert until the model has enough, or a limit is reached. Whether the model ended it."""
-        for number in range(self.decode["max_steps"] + 1):
-            tokens = [self.model.config.stop_token_id, *(cell.token for cell in self.line)]
+        """Insert until the model stops or a limit is reached. Returns whether the model stopped."""
+        for step in range(self.decode["max_steps"] + 1):
+            tokens = [self.model.config.stop_token_id, *(token.id for token in self.line)]
             [hidden] = self.model.backbone(torch.tensor([tokens], device=self.model.device))
             stop = self.model.stop(hidden[:1]).float().softmax(-1)[0, 0]
             done, owed = bool(stop >= self.decode["stop_threshold"]), sum(self.needs)
             if done and not owed:
                 return True
-            left = min(self.longest - len(tokens), self.decode["max_steps"] - number)
+            left = min(self.longest - len(tokens), self.decode["max_steps"] - step)
             wanted = self.needs if owed and (done or left <= owed) else self.rooms
-            slots = [place for place, cell in enumerate(self.line) if cell.blank >= 0 and wanted[cell.blank]]
+            slots = [place for place, token in enumerate(self.line) if token.blank >= 0 and wanted[token.blank]]
             slots.sort(key=lambda place: self.line[place].number)
-            if left <= 0 or not slots or not self._insert(slots, hidden[1:], number):
+            if left <= 0 or not slots or not self._insert(slots, hidden[1:], step):
                 break
         return False
 
     def fills(self) -> list[list[int]]:
-        """What each blank got."""
+        """The ids of each fill."""
         found: list[list[int]] = [[] for _ in self.needs]
-        for cell in self.line:
-            if cell.new:
-                found[cell.blank].append(cell.token)
+        for token in self.line:
+            if token.new:
+                found[token.blank].append(token.id)
         return found
 
-    def _insert(self, slots: list[int], hidden: Tensor, number: int) -> bool:
-        """One token right behind one of the slots. Whether there was any that may be written."""
+    def _insert(self, slots: list[int], hidden: Tensor, step: int) -> bool:
+        """Insert a token after one of the slots. Returns False if no token may be written there."""
         logits = (hidden[slots] @ self.model.unembedding.weight[self.words].T).float()
         if self.heads is not None:
             edge = torch.tensor([self.line[place].edge for place in slots], device=logits.device)
             logits = logits.masked_fill(edge[:, None] & ~self.heads, -torch.inf)
         if not logits.isfinite().any():
             return False
-        cells = torch.tensor([self.line[place].number for place in slots], device=logits.device)
-        slot, word = self._choose_pair(logits, cells, number)
+        numbers = torch.tensor([self.line[place].number for place in slots], device=logits.device)
+        slot, word = self._choose_pair(logits, numbers, step)
         before = self.line[slots[slot]]
-        new = _Cell(int(self.words[word]), len(self.line) + 1, before.blank, False, True)
+        new = _Token(int(self.words[word]), len(self.line) + 1, before.blank, False, True)
         self.line.insert(slots[slot] + 1, new)
         self.rooms[new.blank] -= 1
         self.needs[new.blank] = max(0, self.needs[new.blank] - 1)
         return True
 
-    def _choose_pair(self, logits: Tensor, cells: Tensor, number: int) -> tuple[int, int]:
-        """logits: [S, W]   cells: [S], numbers of the slots' cells. Returns the index of a slot and of a word in it."""
+    def _choose_pair(self, logits: Tensor, slots: Tensor, step: int) -> tuple[int, int]:
+        """logits: [S, W]   slots: [S], numbers of their tokens. Returns the indices of a slot and of a word in it."""
         decode, width = self.decode, logits.shape[1]
         greedy = decode["temperature"] == 0.0 or decode["top_k"] == 1
         columns = torch.arange(width, device=logits.device)
         among = decode["temperature"], decode["top_k"], decode["top_p"]
         if decode["joint"]:
-            pairs = (cells[:, None] * width + columns).flatten()
-            pair = _choose(logits.flatten(), _uniform(_TOKEN, self.seed, number, pairs), *among)
+            pairs = (slots[:, None] * width + columns).flatten()
+            pair = _choose(logits.flatten(), _uniform(_TOKEN, self.seed, step, pairs), *among)
             return pair // width, pair % width
         score = _slot_scores(logits, decode["order"])
-        slot = _choose(score, _uniform(_SLOT, self.seed, number, cells), 1.0, decode["position_top_k"], 1.0)
-        noise = columns if greedy else _uniform(_TOKEN, self.seed, number, columns)
+        slot = _choose(score, _uniform(_SLOT, self.seed, step, slots), 1.0, decode["position_top_k"], 1.0)
+        noise = columns if greedy else _uniform(_TOKEN, self.seed, step, columns)
         return slot, _choose(logits[slot], noise, *among)
 
 
 def _slot_scores(logits: Tensor, order: str) -> Tensor:
-    """The slot with the highest gets the next token. [S, W] to [S]"""
+    """The slot with the highest score gets the next token. [S, W] to [S]"""
     mass = logits.logsumexp(-1)
     if order in ("auto", "mass"):
         return mass
@@ -442,7 +442,7 @@ def _slot_scores(logits: Tensor, order: str) -> Tensor:
 
 
 def _choose(logits: Tensor, noise: Tensor, temperature: float, top_k: int, top_p: float) -> int:
-    """One index. logits, noise: [N], the latter uniform on (0, 1)"""
+    """An index, drawn by the Gumbel-max trick. logits, noise: [N], the latter uniform on (0, 1)"""
     if temperature == 0.0 or top_k == 1:
         return int(logits.argmax())
     logits = logits / temperature
@@ -451,13 +451,13 @@ def _choose(logits: Tensor, noise: Tensor, temperature: float, top_k: int, top_p
     if top_p < 1.0:
         ordered, index = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        out = (before >= top_p) & (before > 0)  # the first stays, be top_p too small for a float
+        out = (before >= top_p) & (before > 0)  # the first always stays, even if top_p is tiny
         logits = logits.masked_fill(torch.zeros_like(out).scatter(0, index, out), -torch.inf)
     return int((logits - (-noise.log()).log()).argmax())
 
 
 def _uniform(stream: int, *counters: Tensor | int) -> Tensor:
-    """Floats in (0, 1), a hash of the stream and the counters (the 32-bit finaliser of MurmurHash3)."""
+    """Floats in (0, 1): a hash of the stream and the counters with the 32-bit finaliser of MurmurHash3."""
     low = 0xFFFFFFFF
 
     def mix(x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""A run as a folder of rounded weights, for `insertlm.load`:
+"""A run as a folder with rounded weights, which `insertlm.load` reads. Bundled models are made with it:
 
     python -m insertlm.release.rounded RUN FOLDER
 
-It holds the averaged weights of the run, a byte for every entry of a matrix (see storage/weights.py), its recipe and
-its tokenizer.
+The folder holds the run's averaged weights with one byte per matrix entry (see storage/weights.py), its recipe and its
+tokenizer.
 """
 
 from __future__ import annotations

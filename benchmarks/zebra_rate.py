@@ -15,8 +15,9 @@ import time
 import torch
 from common import report
 
+from insertlm.cli.data import example_line
+from insertlm.core.cores import cores
 from insertlm.tasks.base import SPLITS
-from insertlm.tasks.zebra.puzzles import cores
 from insertlm.tasks.zebra.task import Zebra
 
 
@@ -32,6 +33,9 @@ def main() -> None:
     seconds, spent = time.perf_counter() - started, time.process_time() - spent
     started = time.perf_counter()
     examples = puzzles.examples(by_house=True)
+    written, started = time.perf_counter() - started, time.perf_counter()
+    for example in examples:
+        example_line(task.tokenizer, example)
     report(
         "puzzles per second",
         torch.device("cpu"),
@@ -41,7 +45,8 @@ def main() -> None:
         seconds=round(seconds, 2),
         per_second=round(arguments.count / seconds),
         per_core_second=round(arguments.count / spent),
-        written_per_second=round(arguments.count / (time.perf_counter() - started)),
+        written_per_second=round(arguments.count / written),
+        lines_per_second=round(arguments.count / (time.perf_counter() - started)),
         clues=round(statistics.fmean(puzzles.heads[:, 2].tolist()), 2),
         prefix_tokens=round(float(examples.prefix_length.mean()), 1),
         longest_prefix=int(examples.prefix_length.max()),

@@ -12,11 +12,13 @@ from insertlm.cli.common import write_json_lines
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable, write_atomically
 from insertlm.data.textfiles import read_texts
+from insertlm.tasks.base import Example
 from insertlm.tasks.infill_sets import make_set
 from insertlm.tasks.registry import preset
 from insertlm.text.detokenise import detokeniser
+from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["data", "data_infilling"]
+__all__ = ["data", "data_infilling", "example_line"]
 
 
 def data(args: Namespace) -> None:
@@ -32,10 +34,13 @@ def data(args: Namespace) -> None:
     if args.out is None:
         print("\n\n".join(task.render(example) for example in examples))
         return
-    text = task.tokenizer.decode
-    lines = [json.dumps({"prefix": text(prefix), "target": text(target)}) for prefix, target in examples]
-    write_atomically(args.out, "".join(f"{line}\n" for line in lines).encode())
-    print(f"wrote {len(lines):,} examples to {args.out}")
+    write_atomically(args.out, "".join(example_line(task.tokenizer, example) for example in examples).encode())
+    print(f"wrote {len(examples):,} examples to {args.out}")
+
+
+def example_line(tokenizer: Tokenizer, example: Example) -> str:
+    prefix, target = map(tokenizer.decode, example)
+    return json.dumps({"prefix": prefix, "target": target}) + "\n"
 
 
 def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:

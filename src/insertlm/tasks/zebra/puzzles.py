@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from insertlm.core.cores import cores
 from insertlm.core.errors import InsertlmError
 from insertlm.tasks.base import TENTHS, Examples
 from insertlm.tasks.zebra.clues import HOUSE, KINDS, NONE, SIDE, TOKENIZER
@@ -18,7 +18,7 @@ from insertlm.tasks.zebra.clues import HOUSE, KINDS, NONE, SIDE, TOKENIZER
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["CHUNK", "VERSION", "Puzzles", "Sizes", "cores", "kernels", "make"]
+__all__ = ["CHUNK", "VERSION", "Puzzles", "Sizes", "kernels", "make"]
 
 VERSION = 1  # of the generator: another number, other puzzles
 CHUNK = 256  # puzzles per random stream; another value gives other data
@@ -168,8 +168,3 @@ def make(
     finally:
         pool.shutdown(cancel_futures=True)  # an interrupt need not wait for all the rest
     return Puzzles(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-def cores() -> int:
-    """Those this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

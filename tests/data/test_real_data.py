@@ -33,7 +33,7 @@ def test_stories_come_back_and_pieces_are_right() -> None:
     ours, theirs = train_bpe(stories, 1000), load_tokenizer(data("bert-base-uncased"))
     assert [ours.decode(ids) for ids in ours.encode_many(stories)] == stories
     for tokenizer in (ours, theirs):
-        assert tokenizer.encode_many(stories) == tokenizer._whole(stories)
+        assert tokenizer.encode_many(stories) == tokenizer._encode_whole(stories)
 
 
 def test_news_reads_like_news() -> None:

@@ -39,6 +39,24 @@ with TemporaryDirectory() as place:
     WORD_PIECES = load_tokenizer(place)
 
 
+# A tokenizer.json like SmolLM2's: single digits, and of our special tokens an end only.
+inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+inner.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+    [tokenizers.pre_tokenizers.Digits(individual_digits=True), tokenizers.pre_tokenizers.ByteLevel(False)]
+)
+inner.decoder = tokenizers.decoders.ByteLevel()
+inner.train_from_iterator(
+    [*TEXTS, "2024 12 days"] * 3,
+    tokenizers.trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=["<|endoftext|>", "<|im_start|>"],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    ),
+)
+SINGLE_DIGITS = SubwordTokenizer(inner)
+
+
 def bert(folder: Path, pieces: list[str] = PIECES) -> Path:
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
     return folder / "vocab.txt"
@@ -98,35 +116,37 @@ def test_many_are_encoded_as_each_alone() -> None:
 
 
 blanks = st.lists(
-    st.sampled_from(["a", "the cat", " ", "\n", "  ", "\t", "\r", "\u00a0", "\u3000", "\x1c", "É", ".", "'s"])
+    st.sampled_from(
+        ["a", "the cat", "2", " 12", " ", "\n", "  ", "\t", "\r", "\u00a0", "\u3000", "\x1c", "É", ".", "'s"]
+    )
 )
 
 
 @given(st.one_of(blanks.map("".join), st.text()))
 @settings(max_examples=300)
-def test_pieces_have_the_ids_of_the_whole(text: str) -> None:
-    for tokenizer in (BPE, WORD_PIECES):
-        assert tokenizer._pieces is not None
-        assert tokenizer.encode(text) == tokenizer._whole([text])[0]
+def test_words_have_the_ids_they_have_in_the_whole(text: str) -> None:
+    for tokenizer in (BPE, WORD_PIECES, SINGLE_DIGITS):
+        assert tokenizer._words is not None
+        assert tokenizer.encode(text) == tokenizer._encode_whole([text])[0]
 
 
-def test_known_pieces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insertlm.text.subwords._MOST_PIECES", 3)
+def test_known_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("insertlm.text.subwords._MOST_WORDS", 3)
     tokenizer = train_bpe(TEXTS, 290)
     assert tokenizer.decode(tokenizer.encode("a b c d e f g a b")) == "a b c d e f g a b"
-    assert tokenizer._pieces is not None
-    assert len(tokenizer._pieces) <= 3
+    assert tokenizer._words is not None
+    assert len(tokenizer._words) <= 3
 
 
 def test_tokenizers_that_look_across_blanks_are_left_to_the_library() -> None:
     inner = tokenizers.Tokenizer(tokenizers.models.BPE())
-    assert SubwordTokenizer(inner)._pieces is None
+    assert SubwordTokenizer(inner)._words is None
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert SubwordTokenizer(inner)._pieces is None
+    assert SubwordTokenizer(inner)._words is None
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert SubwordTokenizer(inner)._pieces is not None
+    assert SubwordTokenizer(inner)._words is not None
     inner.add_tokens(["New York"])
-    assert SubwordTokenizer(inner)._pieces is None
+    assert SubwordTokenizer(inner)._words is None
 
 
 def test_a_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
@@ -139,6 +159,16 @@ def test_a_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
 
 
 # --- Those of others
+
+
+def test_a_pretrained_vocabulary_keeps_its_ids_and_grows_by_what_it_lacks() -> None:
+    specials = SINGLE_DIGITS.specials
+    assert (specials.eos, sorted(specials)) == (0, [0, *range(280, 285)])
+    assert SINGLE_DIGITS.size == 285
+    assert SINGLE_DIGITS.writable == list(range(2, 280))  # neither its own special tokens nor ours
+    text = "On 12 days in 2024, <|im_start|> they ran.\n\n  É"
+    assert SINGLE_DIGITS.decode(SINGLE_DIGITS.encode(text)) == text
+    assert SINGLE_DIGITS.encode("12") == SINGLE_DIGITS.encode("1") + SINGLE_DIGITS.encode("2")
 
 
 def test_bert_gets_what_it_lacks_behind_its_vocabulary(tmp_path: Path) -> None:

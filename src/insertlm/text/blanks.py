@@ -1,4 +1,4 @@
-"""Texts with blanks: what a user typed, as the pieces between the blanks."""
+"""The syntax of blanks: a text that a user typed becomes the pieces between its blanks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from insertlm.core.errors import InsertlmError
 
 __all__ = ["cut_out", "decode_text", "is_control", "parse_blanks"]
 
-# Backslashes and the underscores behind them.
+# Underscores and the backslashes before them.
 _UNDERSCORES = re.compile(r"(?<!\\)(\\*)(_+)")
 _BLANK = 3  # underscores
 _EXPECTED = "expected text with ___ where something is missing"
@@ -19,8 +19,8 @@ _EXPECTED = "expected text with ___ where something is missing"
 def parse_blanks(text: str) -> list[str]:
     """The pieces around the blanks, one more than there are blanks.
 
-    Three or more underscores are a blank. A backslash makes the underscore behind it a plain one, so `\\___` stands for
-    three of them; before underscores, a backslash itself is written `\\\\`. Everything else stands for itself.
+    Three or more underscores are a blank. A backslash makes the next underscore a plain one, so `\\___` is no blank but
+    three plain underscores, since two are none. Before underscores, a plain backslash is written `\\\\`.
     """
     _check(text)
     pieces, end = [""], 0
@@ -39,8 +39,8 @@ def parse_blanks(text: str) -> list[str]:
 
 
 def cut_out(text: str, blanks: Sequence[tuple[int, int]]) -> list[str]:
-    """The pieces that are left without these ranges of characters; an empty range is a blank too. Underscores mean
-    nothing here."""
+    """The pieces that are left when these ranges of characters are cut out. An empty range is a blank, too; underscores
+    have no meaning here."""
     _check(text)
     pieces, end = list[str](), 0
     for first, last in blanks:
@@ -55,7 +55,7 @@ def cut_out(text: str, blanks: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def decode_text(data: bytes) -> str:
-    """A text from a file or pipe, without the line's end."""
+    """A text from a file or pipe, without the line end."""
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
@@ -63,7 +63,7 @@ def decode_text(data: bytes) -> str:
 
 
 def is_control(character: str) -> bool:
-    """Whether it has no place in a text; tabs and line ends have."""
+    """Whether it does not belong in a text. Tabs and line ends do."""
     return unicodedata.category(character) == "Cc" and character not in "\t\n\r"
 
 
@@ -71,7 +71,7 @@ def _check(text: str) -> None:
     if not text:
         raise InsertlmError(f"the text is empty; {_EXPECTED}")
     for place, character in enumerate(text):
-        if unicodedata.category(character) == "Cs":  # what Python makes of bytes of the command line that are no text
+        if unicodedata.category(character) == "Cs":  # so Python passes on bytes of the command line that are not UTF-8
             raise InsertlmError(f"the text is not Unicode at character {place}; {_EXPECTED}")
         if is_control(character):
             raise InsertlmError(

@@ -1,7 +1,7 @@
-"""Text of the One Billion Word Benchmark as a person would write it.
+"""Turns sentences of the One Billion Word Benchmark into plain text.
 
-Its sentences come split into tokens: `" I don 't know , " he said .` has a blank before every mark, and all quotation
-marks look alike. These rules join what belongs together; quotation marks open and close in turn.
+The benchmark has a blank before every punctuation mark, and its quotation marks all look alike:
+`" I don 't know , " he said .` These rules join what belongs together, and let quotation marks open and close in turn.
 """
 
 from __future__ import annotations

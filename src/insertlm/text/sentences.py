@@ -1,7 +1,7 @@
-"""Texts as sentences.
+"""Sentences of a text.
 
-A sentence ends with . ! or ?, and quotes or brackets behind it, before blank space and what can begin a sentence: a
-capital, a digit, a quote or a bracket; not behind Mr. and the like.
+A sentence ends with . ! or ? and any closing quotes or brackets, if white space follows and then a capital, a digit, a
+quote or a bracket. Mr. and the like end none.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ _END = re.compile(r"""(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)[.!?]+["'”
 
 
 def sentences(text: str) -> list[tuple[int, int]]:
-    """Where each one is, blank space around it included."""
+    """The range of each, with the white space around it."""
     ends = [match.end() for match in _END.finditer(text)]
     return [(first, last) for first, last in pairwise([0, *ends, len(text)]) if text[first:last].strip()]
 
 
 def excerpt(text: str, share: float) -> str:
-    """Of that share of texts some sentences in a row, but not all; else nothing. Which texts, how many sentences and
-    which ones depends on the text alone; all numbers and places are equally likely."""
+    """Some consecutive sentences, but not all, of that share of texts; of the others nothing.
+
+    A hash of the text decides whether, how many and which, so that a corpus has the same excerpts whoever reads it. All
+    numbers and places are equally likely.
+    """
     draws = hashlib.blake2b(text.encode(), digest_size=24, person=b"excerpt").digest()
     chosen, size, place = (int.from_bytes(draws[k : k + 8], "little") / 2.0**64 for k in (0, 8, 16))
     found = sentences(text) if chosen < share else []

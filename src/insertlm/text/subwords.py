@@ -1,13 +1,13 @@
-"""Tokenizers for text: byte-level BPE of our own, and whatever the Hugging Face `tokenizers` library reads.
+"""Subword tokenizers: our own byte-level BPE, and any that the Hugging Face `tokenizers` library reads.
 
 Design choices:
-- Our own BPE works on bytes, keeps case and adds no space, so that decoding gives back any Unicode string as it was.
-- Special tokens never come out of text. What looks like one is encoded as the characters it is made of.
-- A tokenizer that lacks some of our special tokens gets them behind its vocabulary: bert-base-uncased has [CLS] (our
-  stop), [UNK], [PAD] and [MASK]; bos and eos become 30,522 and 30,523.
-- Text repeats its words. Where a tokenizer never looks across a blank, pieces of text are encoded once and looked up
-  from then on, which is several times faster than the library and gives the same ids.
-- Other special tokens of a vocabulary, such as [SEP] and BERT's [unused…], are never written either.
+- Our own BPE works on bytes, keeps case and adds no space, so decoding returns any Unicode string unchanged.
+- Encoding a text never yields a special token: what looks like one is encoded as the characters it is made of.
+- Special tokens that a vocabulary lacks are added behind it. bert-base-uncased has [CLS] (our stop), [UNK], [PAD] and
+  [MASK]; bos and eos become 30,522 and 30,523. SmolLM2's tokenizer.json has an eos only and grows by five.
+- A model never writes other special tokens of a vocabulary, such as [SEP], <|im_start|> and BERT's [unused…].
+- Texts repeat their words. If a tokenizer never looks across a blank, each word is encoded once and looked up from then
+  on: several times faster than the library, with the same ids.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from insertlm.text.tokenizers import Specials
 
 __all__ = ["LEAST_SIZE", "SubwordTokenizer", "load_tokenizer", "train_bpe"]
 
-# What our special tokens are called, here and elsewhere. The first name that a vocabulary has is taken.
+# Names of our special tokens, here and in other vocabularies. The first one that a vocabulary has counts.
 _NAMES: dict[str, tuple[str, ...]] = {
     "stop": ("<stop>", "[CLS]", "<cls>"),
     "bos": ("<bos>", "[BOS]", "<s>", "<|begin_of_text|>"),
@@ -38,15 +38,15 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]"),
     "mask": ("<mask>", "[MASK]"),
 }
-_RESERVED = re.compile(r"\[(?:unused\d+|SEP|CLS|PAD|MASK|UNK|BOS|EOS)\]")  # a plain vocab.txt does not mark them
-LEAST_SIZE = 256 + len(Specials._fields)  # of a BPE vocabulary: every byte and the special tokens
+_RESERVED = re.compile(r"\[(?:unused\d+|SEP|CLS|PAD|MASK|UNK|BOS|EOS)\]")  # vocab.txt does not mark special tokens
+LEAST_SIZE = 256 + len(Specials._fields)  # of a BPE vocabulary: all bytes and the special tokens
 
 
 class SubwordTokenizer:
-    """A tokenizer of the Hugging Face library as the rest of this one sees it. name: for messages."""
+    """A tokenizer of the Hugging Face library behind the `Tokenizer` protocol. name: for messages"""
 
     def __init__(self, inner: tokenizers.Tokenizer, name: str = "tokenizer") -> None:
-        inner.encode_special_tokens = True  # text that looks like a special token is text
+        inner.encode_special_tokens = True  # as the characters they are made of, in spite of the name
         inner.no_truncation()
         inner.no_padding()
         self.name, self._inner = name, inner
@@ -54,7 +54,7 @@ class SubwordTokenizer:
         behind = count(self._known)
         found = (_find(inner, role) for role in Specials._fields)
         self.specials = Specials._make(next(behind) if i is None else i for i in found)
-        self._pieces = _Pieces(self._whole) if _stops_at_blanks(self.json) else None
+        self._words = _WordCache(self._encode_whole) if _splits_at_blanks(self.json) else None
 
     @cached_property
     def size(self) -> int:
@@ -78,7 +78,7 @@ class SubwordTokenizer:
 
     @property
     def json(self) -> str:
-        """The content of a tokenizer.json: what another process, or `load_tokenizer`, makes this tokenizer of."""
+        """The content of a tokenizer.json, from which another process can rebuild this tokenizer."""
         return self._inner.to_str()
 
     @classmethod
@@ -92,24 +92,24 @@ class SubwordTokenizer:
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Faster than one by one."""
-        # Rust strings have no lone surrogates; they become question marks.
+        """Faster than encoding one by one."""
+        # The library refuses lone surrogates, which Python strings may have; they become question marks.
         clean = [text if text.isascii() else text.encode("utf-8", "replace").decode() for text in texts]
-        if self._pieces is None:
-            return self._whole(clean)
-        known = self._pieces.__getitem__
+        if self._words is None:
+            return self._encode_whole(clean)
+        known = self._words.__getitem__
         return [
-            self._whole([text])[0]
+            self._encode_whole([text])[0]
             if _ODD_BLANK.search(text)
-            else list(chain.from_iterable(map(known, _PIECE.findall(text))))
+            else list(chain.from_iterable(map(known, _WORD.findall(text))))
             for text in clean
         ]
 
-    def _whole(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
         return [each.ids for each in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Special tokens show as `<bos>` and so on, whatever the vocabulary calls them."""
+        """Special tokens show as `<bos>` etc., whatever the vocabulary calls them."""
         names = {i: f"<{role}>" for role, i in self.specials._asdict().items()}
         runs = groupby(ids, key=names.get)
         return "".join(
@@ -123,46 +123,50 @@ def _find(inner: tokenizers.Tokenizer, role: str) -> int | None:
     return next((i for i in ids if i is not None), None)
 
 
-# --- Pieces
+# --- The word cache
 
-_PIECE = re.compile(r"[ \n]*[^ \n]+|[ \n]+")  # a word with the blanks before it
-# Blanks of other kinds, about which libraries do not agree: texts that have one are left to the library.
+_WORD = re.compile(r"[ \n]*[^ \n]+|[ \n]+")  # with the blanks before it
+# Libraries do not agree on other kinds of blanks, so texts that have one are left to the library.
 _ODD_BLANK = re.compile(r"[^\S \n]|[\u180e\u200b-\u200d\u2060\ufeff]")
-_MOST_PIECES = 1 << 18
+_MOST_WORDS = 1 << 18
 
 
-class _Pieces(dict[str, list[int]]):
-    """Ids of pieces of text, encoded when they are first asked for. Starts anew when it has grown large."""
+class _WordCache(dict[str, list[int]]):
+    """The ids of words, encoded when first asked for. It is emptied when it has grown large, to bound memory."""
 
     def __init__(self, encode: Callable[[Sequence[str]], list[list[int]]]) -> None:
         super().__init__()
         self._encode = encode
 
-    def __missing__(self, piece: str) -> list[int]:
-        if len(self) >= _MOST_PIECES:
+    def __missing__(self, word: str) -> list[int]:
+        if len(self) >= _MOST_WORDS:
             self.clear()
-        [ids] = self._encode([piece])
-        self[piece] = ids
+        [ids] = self._encode([word])
+        self[word] = ids
         return ids
 
 
-def _stops_at_blanks(text: str) -> bool:
-    """Whether the ids of a text are those of its pieces. text: of a tokenizer.json. True for byte-level BPE that splits
-    as GPT-2 does, and for BERT: in both a word ends where a blank begins, and nothing else matters to it."""
-    parts = msgspec.json.decode(text)
-    split, before = parts["pre_tokenizer"] or {}, (parts["normalizer"] or {}).get("type")
+def _splits_at_blanks(tokenizer_json: str) -> bool:
+    """Whether the ids of a text are those of its words. So it is for BERT and for byte-level BPE that splits as GPT-2
+    does, with or without single digits (SmolLM2): there a word ends where a blank begins, whatever stands around it."""
+    parts = msgspec.json.decode(tokenizer_json)
+    split, normalizer = parts["pre_tokenizer"] or {}, (parts["normalizer"] or {}).get("type")
     if parts["model"].get("dropout") or any(not token["special"] for token in parts["added_tokens"]):
         return False
+    if split.get("type") == "Sequence":
+        *others, split = split["pretokenizers"]
+        if any(other["type"] != "Digits" for other in others):
+            return False
     if split.get("type") == "ByteLevel":
-        return before is None and split["use_regex"] and not split["add_prefix_space"]
-    return split.get("type") == "BertPreTokenizer" and before in (None, "BertNormalizer")
+        return normalizer is None and split["use_regex"] and not split["add_prefix_space"]
+    return split.get("type") == "BertPreTokenizer" and normalizer in (None, "BertNormalizer")
 
 
-# --- Making
+# --- Training
 
 
 def train_bpe(texts: Iterable[str], size: int) -> SubwordTokenizer:
-    """Byte-level BPE with `size` ids, special ones included; fewer where the texts have no more pairs to merge."""
+    """Byte-level BPE with `size` ids, special ones included; fewer if the texts have no more pairs to merge."""
     if size < LEAST_SIZE:
         raise InsertlmError(f"a vocabulary of {size} is too small; expected at least {LEAST_SIZE}: bytes and specials")
     inner = tokenizers.Tokenizer(models.BPE())
@@ -171,7 +175,7 @@ def train_bpe(texts: Iterable[str], size: int) -> SubwordTokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[names[0] for names in _NAMES.values()],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # sorted: it comes as a set
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # a set, whose order changes from run to run
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
@@ -182,7 +186,7 @@ def train_bpe(texts: Iterable[str], size: int) -> SubwordTokenizer:
 
 
 def load_tokenizer(source: str) -> SubwordTokenizer:
-    """By a tokenizer.json, a BERT vocab.txt, a folder with either, or a name on the Hugging Face hub."""
+    """From a tokenizer.json, a BERT vocab.txt, a folder with either, or by a name on the Hugging Face hub."""
     place = Path(source)
     try:
         if place.is_dir():
@@ -202,7 +206,7 @@ def load_tokenizer(source: str) -> SubwordTokenizer:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, changed: int) -> SubwordTokenizer:
-    """changed: when the file was, so that a new one is read anew."""
+    """changed: when the file was changed last, so that a new one is not taken for the cached one"""
     try:
         inner = _bert(path) if path.suffix == ".txt" else tokenizers.Tokenizer.from_file(str(path))
     except InsertlmError:
@@ -229,11 +233,11 @@ class _BertSettings(msgspec.Struct):
 
 
 def _bert(vocabulary: Path) -> tokenizers.Tokenizer:
-    """A vocab.txt with one word piece a line; tokenizer_config.json beside it may say that case counts."""
+    """A vocab.txt with a word piece per line; tokenizer_config.json beside it may say that case counts."""
     words = vocabulary.read_text(encoding="utf-8").split("\n")
     ids = {word.rstrip("\r"): i for i, word in enumerate(words) if word.rstrip("\r")}
     if "[UNK]" not in ids:
-        raise InsertlmError(f"{vocabulary}: not a BERT vocabulary: it has no [UNK]; expected a word piece a line")
+        raise InsertlmError(f"{vocabulary}: not a BERT vocabulary: it has no [UNK]; expected a word piece per line")
     settings = vocabulary.with_name("tokenizer_config.json")
     lower = msgspec.json.decode(settings.read_bytes(), type=_BertSettings).do_lower_case if settings.is_file() else True
     inner = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))

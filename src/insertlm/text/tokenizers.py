@@ -1,4 +1,4 @@
-"""Text to ids and back."""
+"""The tokenizer protocol, and a tokenizer of whole words for puzzles."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Specials", "Tokenizer", "WordTokenizer", "matching_ids"]
 
 
 class Specials(NamedTuple):
-    """Ids of the tokens that no one writes. `stop` is the paper's <stp> (its code says <cls>): the stop classifier
-    reads it."""
+    """Ids of tokens that models read but never write. `stop` is the paper's <stp> (its code says <cls>): the stop
+    classifier reads its row."""
 
     stop: int
     bos: int
@@ -24,7 +24,7 @@ class Specials(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """What the rest of the library asks of a vocabulary."""
+    """What the rest of the library needs of a vocabulary."""
 
     @property
     def size(self) -> int:
@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 
     @property
     def writable(self) -> list[int]:
-        """The ids a model may write: all that is neither special nor reserved."""
+        """The ids a model may write: all but the special and the reserved ones."""
         ...
 
     @property
@@ -53,8 +53,8 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class WordTokenizer:
-    """Whitespace-separated words from a closed list. Ids: the words in order, then the special tokens, then reserved
-    ids (which exist only so that vocabularies have the published size)."""
+    """Words from a closed list, separated by white space. Ids: the words in order, the special tokens, then reserved
+    ids, which only bring a vocabulary to its published size."""
 
     words: tuple[str, ...]
     reserved: int = 0

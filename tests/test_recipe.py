@@ -20,6 +20,7 @@ from insertlm.recipe import (
     OptimConfig,
     Recipe,
     TrainConfig,
+    build_family,
     change_decode,
     differences,
     load_recipe,
@@ -384,3 +385,9 @@ def test_every_key_of_a_recipe_can_be_given_as_an_override(recipe: Recipe) -> No
         for section, values in tree.items()
     }
     assert parse_recipe(typed, "r.yaml") == recipe
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_backbone_knows_whether_to_recompute(recompute: bool) -> None:
+    recipe = parse_recipe({**SMALL, "train": {"steps": 1, "recompute": recompute}}, "r.yaml")
+    assert build_family(recipe).backbone.recompute is recompute

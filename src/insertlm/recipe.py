@@ -84,6 +84,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     validate_every: Index = 0  # steps between validations, 0 = never
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; auto = bfloat16 on CUDA, else float32
     compile: bool = True  # on CUDA; elsewhere steps run as they are written
+    recompute: bool = False  # blocks again for the gradient, keeping only their inputs: slower, in far less memory
     tracker: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 
 
@@ -165,7 +166,9 @@ def build_family(recipe: Recipe) -> Family:
     """A fresh model; its weights depend on `train.seed` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)
-        return recipe.family.build(recipe.model, recipe.task.tokenizer)
+        family = recipe.family.build(recipe.model, recipe.task.tokenizer)
+    family.backbone.recompute = recipe.train.recompute
+    return family
 
 
 # --- Reading

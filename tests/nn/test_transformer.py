@@ -239,6 +239,25 @@ def test_blocks_computed_again_have_the_same_gradients(config: ModelConfig) -> N
     assert len(calls) == 2
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("config", [TINY, LLAMA], ids=["tiny", "llama"])
+def test_blocks_computed_again_are_one_graph(config: ModelConfig) -> None:
+    """Without attention, which on a CPU asks the device, and without the code generator, which is slow."""
+    model = build(config)
+    tokens = torch.arange(6)
+
+    def gradients(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        def alone(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+        return torch.autograd.grad(call(tokens, tokens, alone).square().sum(), list(model.parameters()))
+
+    plain = gradients(model)
+    model.recompute = True
+    for a, b in zip(gradients(torch.compile(model, backend="aot_eager", fullgraph=True)), plain, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 # --- Configuration
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import generation
 import mdm_lengths
+import pretrained_step
 import pytest
 import side_by_side
 import tokenise
@@ -25,6 +26,7 @@ from side_by_side import Job
 
 import insertlm
 from insertlm.cli import main as cli
+from insertlm.nn import losses
 
 # --- Speed
 
@@ -58,6 +60,25 @@ def test_training_steps_are_timed_by_the_row(
     assert found["microseconds_per_row"] == pytest.approx(
         1000 * found["milliseconds"] / found["rows_per_step"], rel=0.01
     )
+
+
+@pytest.mark.usefixtures("same_precision")
+def test_a_pretrained_size_is_timed_in_variants(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", dict(losses._CHUNK_ELEMENTS))
+    tiny = ["--layers", "1", "--vocabulary", "200", "--rows", "150", "--warmup", "1", "--steps", "1"]
+    variants = ["--residual", "float32", "bfloat16", "--chunk", "13"]
+    monkeypatch.setattr(sys, "argv", ["x", *tiny, *variants, "--no-compile", "--profile", "--device", "cpu"])
+    pretrained_step.main()
+    printed = capsys.readouterr()
+    found = [json.loads(line) for line in printed.out.splitlines()]
+    assert [figures["residual"] for figures in found] == ["float32", "bfloat16"]
+    for figures in found:
+        assert {"device", "torch", "insertlm", "commit", "rows_per_second", "peak_gigabytes"} <= figures.keys()
+        assert 75 <= figures["rows_per_step"] <= 300
+        assert 5 < figures["loss"] < 15
+    assert "insertlm::slot_scores_backward" in printed.err
 
 
 def test_puzzles_are_counted_by_the_second(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_scores_are_what_they_say_however_few_logits_are_held(
     generator = torch.Generator().manual_seed(seed)
     rows, words = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (slots, vocabulary))
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(losses, "_CHUNK_ELEMENTS", room)
+        patch.setattr(losses, "_CHUNK_ELEMENTS", {"cpu": room})
         masses, scores = look(rows, words, policy)
     logits = (rows @ words.T).tolist()
     assert masses.tolist() == pytest.approx([expected(mass, row) for row in logits], abs=1e-9)
@@ -47,7 +47,7 @@ def test_each_slot_has_words_of_its_own_that_are_out_of_play(monkeypatch: pytest
     generator = torch.Generator().manual_seed(0)
     rows, words = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (7, 4))
     barred = torch.arange(4) == (torch.arange(7) % 4)[:, None]
-    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", 8)  # two slots at once
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", {"cpu": 8})  # two slots at once
     masses, scores = look(rows, words, policy, barred)
     left = [row[~out].tolist() for row, out in zip(rows @ words.T, barred, strict=True)]
     assert masses.tolist() == pytest.approx([expected(mass, row) for row in left], abs=1e-9)
@@ -61,7 +61,7 @@ def test_never_more_logits_than_training_holds(monkeypatch: pytest.MonkeyPatch) 
         held.append(logits.numel())
         return normaliser
 
-    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", 20)
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", {"cpu": 20})
     look(torch.zeros(11, 2), torch.zeros(4, 2), note)
     assert held == [20, 20, 4]
 

@@ -48,7 +48,7 @@ def test_values_and_gradients_are_dense(rows: int, words: int, width: int, count
     of_mass, of_score = weights(rows, count, seed)
     expected = dense(*operands, *where)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "_CHUNK_ELEMENTS", chunk)
+        patch.setattr(losses, "_CHUNK_ELEMENTS", {"cpu": chunk, "cuda": chunk})
         found = slot_scores(*operands, *where)
         gradients = torch.autograd.grad(found[0] @ of_mass + found[1] @ of_score, operands)
         read = slot_logsumexp(*operands)
@@ -61,7 +61,7 @@ def test_values_and_gradients_are_dense(rows: int, words: int, width: int, count
 
 @pytest.mark.parametrize("chunk", [1, 14, 1 << 25])
 def test_gradients_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", {"cpu": chunk, "cuda": chunk})
     row, token = cells(5, 7, 9, seed=0)
     assert torch.autograd.gradcheck(lambda x, words: slot_scores(x, words, row, token), drawn(5, 7, 3, seed=0))
 
@@ -97,7 +97,7 @@ def test_half_precision_is_as_good_as_its_operands(
     monkeypatch: pytest.MonkeyPatch, rows: int, words: int, chunk: int
 ) -> None:
     """Against float64 on the rounded operands: what is lost beyond the rounding is small."""
-    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", {"cpu": chunk, "cuda": chunk})
     halves = ((x.detach().cuda() / 3).bfloat16().float() for x in drawn(rows, words, 64, seed=0))
     hidden, unembedding = (x.requires_grad_() for x in halves)
     exact, exact_words = (x.detach().double().requires_grad_() for x in (hidden, unembedding))

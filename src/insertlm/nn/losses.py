@@ -21,9 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from insertlm.nn.fused import ROWS
+
 __all__ = ["row_chunks", "slot_logsumexp", "slot_scores"]
 
-_CHUNK_ELEMENTS = 1 << 26  # the largest piece of logits ever held: 256 MB in float32
+# Logits held at once, 256 MB or 1 GB in float32. A GPU wants large products: every chunk also passes over the gradient
+# of all words and over all cells.
+_CHUNK_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 28}
 _ALIGNMENT = 64  # products are several times slower on rows that end anywhere
 
 
@@ -48,7 +52,9 @@ def slot_scores(hidden: Tensor, unembedding: Tensor, row: Tensor, token: Tensor)
 
 def row_chunks(hidden: Tensor, unembedding: Tensor) -> list[slice]:
     """Rows in pieces whose logits are small enough to hold."""
-    size = max(1, _CHUNK_ELEMENTS // len(unembedding))
+    size = max(1, _CHUNK_ELEMENTS.get(hidden.device.type, 1 << 26) // len(unembedding))
+    if hidden.is_cuda and size > ROWS:
+        size -= size % ROWS  # whole tiles of a product
     return [slice(first, first + size) for first in range(0, max(1, len(hidden)), size)]
 
 

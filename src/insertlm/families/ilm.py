@@ -28,12 +28,9 @@ from insertlm.core.packing import Packing
 from insertlm.core.section import Count, Fraction, NonNegative
 from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
-from insertlm.families.corruption.base import Corruption, Order, at_random
-from insertlm.families.corruption.groups import Groups
+from insertlm.families.corruption.base import Corruption
+from insertlm.families.corruption.choice import choose_corruption
 from insertlm.families.corruption.packed import Corrupted, corrupt, packed_length
-from insertlm.families.corruption.solver import SolverStates
-from insertlm.families.corruption.stretch import Stretch
-from insertlm.families.corruption.uniform import Uniform
 from insertlm.families.insertion import InsertionWriter, spread
 from insertlm.inference import policies
 from insertlm.inference.engine import exclusively
@@ -61,22 +58,19 @@ class IlmConfig(FamilyConfig, frozen=True, kw_only=True, tag="ilm"):
     """The `family` section of a recipe for an ILM."""
 
     stop_weight: NonNegative = 1.0
-    stretch: Fraction = 0.0  # of the examples, in which only one stretch is up for deletion
-    group: Count = 1  # tokens that belong together, of which the last has to be found out, as in zebra puzzles
-    frame: Fraction = 0.1  # with groups: of the examples, in which the others are still being written
-    solver: Fraction = 0.0  # of the corruptions, in which a solver has found what is left, and nothing else yet
-    deletions: Count = 1  # of each example in a step; more than one need model.prefix_lm
+    # Corruptions that are not the paper's.
+    stretch: Fraction = 0.0  # share of the examples in which only tokens of one stretch are deleted
+    group: Count = 1  # tokens that belong together, of which the last has to be deduced, as in zebra puzzles
+    frame: Fraction = 0.1  # with groups: share of the examples in which the other tokens are still being written
+    solver: Fraction = 0.0  # share of the corruptions that leave what a solver has found so far
+    deletions: Count = 1  # corruptions of each example in a step; more than one need model.prefix_lm
 
     def __post_init__(self) -> None:
-        if self.group > 1 and self.stretch:
-            raise ValueError("stretch and group are two ways to choose what is deleted; expected stretch 0 or group 1")
+        _ = self.corruption  # refuses keys that contradict each other
 
     @property
     def corruption(self) -> Corruption:
-        order: Order = SolverStates(self.solver) if self.solver else at_random
-        if self.group > 1:
-            return Groups(self.group, self.frame, order)
-        return Stretch(self.stretch, order) if self.stretch else Uniform(order)
+        return choose_corruption(self.stretch, self.group, self.frame, self.solver)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ILM:
         if self.deletions > 1 and not model.prefix_lm:

@@ -5,6 +5,7 @@
     stretch   within one stretch of the text, as infilling has it
     groups    of groups, each a frame that is written first and an end that has to be deduced
     solver    the order of deletion that leaves what a solver of the task has found so far
+    choice    which of these the keys of a recipe mean
     packed    a corrupted batch: deleted, closed up and packed
     slots     the slots of such a batch, and what is missing in each
 

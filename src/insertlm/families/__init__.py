@@ -1,4 +1,4 @@
-"""What corrupts, learns and writes: the ILM and its rivals, and what their writers share.
+"""Families of models, each a way to corrupt, learn and write: the ILM and its rivals, and what they share.
 
 May import inference, nn, tasks.base, text and core.
 """

@@ -12,7 +12,7 @@ __all__ = ["Abilities"]
 
 @dataclass(frozen=True)
 class Abilities:
-    """Which decode settings and prompts a family supports."""
+    """The decode settings and prompts that a family supports."""
 
     orders: tuple[str, ...] = ()  # values of decode.order that it knows beside auto
     parallel: bool = False  # decode.parallel: it can write several tokens in one step
@@ -20,7 +20,7 @@ class Abilities:
     stop_threshold: bool = False  # decode.stop_threshold
     supports_constraints: bool = False  # bounds on the length of gaps, banned and required tokens
     schedules_steps: bool = False  # decode.max_steps is the length of its schedule, so that it changes what is written
-    decides_length: bool = True  # it finds out how many tokens a gap needs, and so can continue a text
+    decides_length: bool = True  # it decides how many tokens a gap needs, and so can continue a text
     appends: bool = False  # it writes at the end of the text only
 
     def check(self, settings: DecodeConfig) -> None:

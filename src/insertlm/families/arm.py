@@ -2,17 +2,17 @@
 
 Design choices, the published ones unless said:
 - A row reads `prefix <bos> text`. Every token sees itself and what is before it, in the prefix too. (With
-  `model.prefix_lm`, not the paper's, tokens of the prefix and <bos> see each other, whichever comes first.)
+  `model.prefix_lm`, which is not the paper's, the tokens of the prefix and <bos> see each other in both directions.)
 - Nothing is corrupted: from <bos> on, each token predicts the next one, and the last token predicts <eos>, which is
   never fed itself.
-- The loss is the cross-entropy of target tokens and <eos>, not of the prefix: the mean over all those of the batch, so
-  that a long text counts for more than a short one.
+- The loss is the cross-entropy of target tokens and <eos>, not of the prefix. It is the mean over all of these in the
+  batch, so a long text counts for more than a short one.
 - The backbone is the one of all families, and so is the unembedding. There is no stop head: <eos> says complete.
 - Decoding computes the prefix, <bos> and the given text once, then one row a step (the published code computes all rows
-  in every step). Words and <eos> are the only tokens in play. To draw <eos> is to end the text: `decode.stop_threshold`
-  is refused, and what is about places too, for there is only one, the end.
-- Probabilities that are recorded are the model's own among words and <eos>, before temperature, top-k and nucleus. That
-  of <eos> is the stop probability.
+  in every step). Only words and <eos> can be drawn, and <eos> ends the text. So `decode.stop_threshold` is refused, and
+  so are the settings that choose a place, because the only place is the end.
+- The recorded probabilities are the model's own among words and <eos>, before temperature, top-k and top-p. That of
+  <eos> is the stop probability.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ArmConfig(FamilyConfig, frozen=True, kw_only=True, tag="arm"):
 
 @dataclass(frozen=True)
 class Packed:
-    """A batch, packed, and what is to be predicted in it.
+    """A packed batch, and what is to be predicted in it.
 
     tokens, positions: [T]   dropout: [T] int32 keys   packing: of the T rows
     rows: [P] packed rows that predict   words: [P] what comes next there   real: [P] bool, False in the spare tail
@@ -83,13 +83,14 @@ class Packed:
 def pack(rows: Rows, noise: Noise, capacity: int | None = None) -> Packed:
     """Lay sequences end to end, without their <eos>."""
     fed = torch.cat([rows.given, rows.target[:, :-1]], 1)
-    here, there = _cells(rows.given, rows.given_length), _cells(rows.target, rows.target_length)
+    here = torch.arange(rows.given.shape[1], device=rows.given.device) < rows.given_length[:, None]
+    there = rows.real
     packing = Packing(torch.cat([here, there[:, 1:]], 1), capacity)  # all target cells but that of <eos>
     position = packing.where - packing.starts[:, None]
     key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, position)
-    # No more rows predict than there are, nor than there are target cells (in whole blocks of rows). Where texts differ
-    # much in length the first bound is the lower one, behind long prefixes the second. Nothing attends within these
-    # rows, so that many may be spare.
+    # Two bounds on the rows that predict: there are no more than rows in all, and no more than target cells (in whole
+    # blocks of rows). The first is lower where texts differ much in length, the second behind long prefixes. Spare rows
+    # cost little here, because nothing attends within these rows.
     predicted = Packing(there, None if capacity is None else min(capacity, whole_blocks(there.numel())))
     before = (packing.starts + rows.given_length - 1)[:, None]
     return Packed(
@@ -101,11 +102,6 @@ def pack(rows: Rows, noise: Noise, capacity: int | None = None) -> Packed:
         words=predicted.pack(rows.target),
         real=predicted.pack(there),
     )
-
-
-def _cells(matrix: Tensor, length: Tensor) -> Tensor:
-    """Which cells of a padded matrix are real, [B, C] bool."""
-    return torch.arange(matrix.shape[1], device=matrix.device) < length[:, None]
 
 
 # --- Model ------------------------------------------------------------------------------------------------------------
@@ -122,7 +118,7 @@ class ARM(Family):
     # --- Learning
 
     def rows(self, examples: Examples) -> Rows:
-        """Given: prefix, <bos>. The target ends with <eos>."""
+        """Given are the prefix and <bos>; the target ends with <eos>."""
         rows = Rows.of(examples, self.specials.bos)
         target = F.pad(rows.target, (0, 1)).scatter(1, rows.target_length[:, None], self.specials.eos)
         return replace(rows, target=target, target_length=rows.target_length + 1)
@@ -160,7 +156,7 @@ class ARM(Family):
 
 
 class _Writing(BatchWriter):
-    """An ARM at work on one batch. All but the last row of a text are of interest only through their keys and values.
+    """An ARM at work on one batch. Of all rows but a text's last, only keys and values are needed again.
 
     length, before, limit: [B] tokens so far, those of them before the text, and the most there may be
     lengths, left: [B] on the host, tokens so far and how many more a text may get
@@ -227,7 +223,8 @@ class _Writing(BatchWriter):
         return step.place
 
     def _read(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, PrefixCache]:
-        """Compute all rows of what is given: the hidden ones of the last tokens, and a cache with room for the rest."""
+        """Compute everything that is given. Returns the hidden rows of the last tokens, and a cache with room for what
+        will be written."""
         device = self.family.device
         tokens = torch.tensor([token for row in rows for token in row], device=device)
         positions = torch.cat([torch.arange(len(row)) for row in rows]).to(device)

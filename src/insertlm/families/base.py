@@ -31,10 +31,10 @@ __all__ = ["Family", "FamilyConfig", "Losses", "Noise", "Rows"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Examples with a family's special tokens, as id matrices: what is given, and what must be written.
+    """Examples laid out by a family, with its special tokens, as padded id matrices.
 
-    given: [B, G]   given_length: [B]   target: [B, L]   target_length: [B], all int64
-    solving_order: [B, L], as of Examples, for families that ask for it
+    given: [B, G] what the model reads   target: [B, L] what it must write   given_length, target_length: [B]
+    solving_order: [B, L], see Examples; only for families that ask for it. All are int64
     """
 
     given: Tensor
@@ -45,7 +45,7 @@ class Rows:
 
     @classmethod
     def of(cls, examples: Examples, *specials: int, solving_order: bool = False) -> Rows:
-        """Given: the prefix, then these special tokens. solving_order: whether to keep the examples'"""
+        """Given are the prefix, then these special tokens. solving_order: whether to keep that of the examples"""
         length = torch.from_numpy(examples.prefix_length).long()
         given = F.pad(torch.from_numpy(examples.prefix).long(), (0, len(specials)))
         for offset, token in enumerate(specials):
@@ -62,7 +62,7 @@ class Rows:
         return torch.arange(self.target.shape[1], device=self.target.device) < self.target_length[:, None]
 
     def repeated(self, times: int) -> Rows:
-        """Every example so many times in a row."""
+        """Each example `times` times, its copies side by side."""
         return self if times == 1 else self._each(lambda part: part.repeat_interleave(times, 0))
 
     def select(self, index: Tensor) -> Rows:
@@ -79,23 +79,26 @@ class Rows:
 
 
 class Noise(NamedTuple):
-    """All that randomness in training depends on. example, epoch: [B] int64."""
+    """The only source of randomness in training: every draw is a hash of these numbers and of what it is for.
+
+    example, epoch: [B] int64
+    """
 
     seed: int
     example: Tensor
     epoch: Tensor
 
     def repeated(self, times: int) -> Noise:
-        """Every example so many times in a row, with noise of its own each time: as many epochs in one."""
+        """For rows that are repeated: each copy gets noise of its own, as in an epoch of its own."""
         epoch = self.epoch[:, None] * times + torch.arange(times, device=self.epoch.device)
         return Noise(self.seed, self.example.repeat_interleave(times), epoch.flatten())
 
 
 class Losses(NamedTuple):
-    """Means over the batch. `total` is what is minimised; `parts` are for the log.
+    """Means over the batch. `total` is minimised; `parts` are for the log.
 
-    over: how many things each is a mean of, by its name in the log (the total's is loss); what is not named is a mean
-    over examples. A batch that is computed in pieces is put together by it.
+    over: by name in the log, how many things a loss is a mean of (`loss` is the total). A loss that is not named here
+    is a mean over examples. These numbers are the weights with which the losses of pieces of a batch are averaged.
     """
 
     total: Tensor
@@ -103,20 +106,20 @@ class Losses(NamedTuple):
     over: dict[str, Tensor] | None = None
 
     def size(self, name: str, examples: int) -> Tensor:
-        """How many things this one is a mean of, in a batch of so many examples."""
+        """How many things the loss of this name is a mean of, in a batch of so many examples."""
         plain = torch.full_like(self.total.detach(), examples)
         return (self.over or {}).get(name, plain).to(plain)
 
 
 class FamilyConfig(NamedSection, frozen=True, kw_only=True):
-    """The `family` section of a recipe: its fields are the keys of a family, and it builds the model."""
+    """The `family` section of a recipe: its fields are the section's keys, and it builds the model."""
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Family:
-        """A fresh model, its weights drawn from torch's generator."""
+        """A new model. Its weights are drawn from torch's global generator."""
         raise NotImplementedError
 
     def longest_row(self, prefix: int, target: int) -> int:
-        """Tokens of a row with so many of prefix and target. Raises ValueError if there can be no such row."""
+        """How many tokens a row has with a prefix and a target of these lengths. Raises ValueError if none can."""
         raise NotImplementedError
 
     def check_task(self, task: Task) -> None:
@@ -124,19 +127,16 @@ class FamilyConfig(NamedSection, frozen=True, kw_only=True):
 
 
 class Family(nn.Module, ABC):
-    """A model with its way of corrupting, learning and writing.
+    """A model with its way of corrupting texts, learning and writing."""
 
-    layer: what the backbone is made of   framing: special tokens of a row   abilities: what it can do when it writes
-    writable: [W] the ids it may write
-    """
-
-    layer: ClassVar[type[Block]] = Block
-    framing: ClassVar[int] = 2
-    abilities: ClassVar[Abilities]
-    writable: Tensor
+    layer: ClassVar[type[Block]] = Block  # the backbone is a stack of these
+    framing: ClassVar[int] = 2  # special tokens of a row
+    abilities: ClassVar[Abilities]  # what it can do when it writes
+    writable: Tensor  # [W] ids it may write
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__()
+        # Only sizes and special tokens are kept of the tokenizer: models know ids, not text.
         self.model, self.vocabulary, self.specials = model, tokenizer.size, tokenizer.specials
         self.backbone = Transformer(model, tokenizer.size, self.layer)
         self._cached: CachedBackbone | None = None
@@ -147,20 +147,23 @@ class Family(nn.Module, ABC):
 
     @abstractmethod
     def rows(self, examples: Examples) -> Rows:
-        """Lay examples out with this family's special tokens (on the CPU)."""
+        """Examples with this family's special tokens, on the CPU."""
 
     @abstractmethod
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
-        """How many packed rows `losses` will make of each example, [B]: lets a trainer choose a static capacity
-        without asking the device. rows and noise: on the CPU; only lengths are read."""
+        """How many packed rows `losses` will make of each example, [B].
+
+        By this the trainer chooses a static capacity without waiting for the device. rows, noise: on the CPU; only the
+        lengths are read.
+        """
 
     @abstractmethod
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
-        """Corrupt and score a batch. capacity: rows of the packed buffer (None: as many as needed)."""
+        """Corrupt a batch and compute its losses. capacity: rows of the packed buffer; None: as many as needed"""
 
     @abstractmethod
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
-        """This model at work on a batch. longest: the most tokens a row may have, special ones included."""
+        """Begin to write a batch of texts. longest: most tokens of a row, special ones included"""
 
     def decode(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> list[Trajectory]:
         """Write one text for every prompt, all at once."""
@@ -169,7 +172,7 @@ class Family(nn.Module, ABC):
             return decode(lambda: self.writer(prompts, settings, longest), prompts, settings, longest - self.framing)
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
-        """Refuse what cannot be decoded; a family may refuse more. Returns the most tokens of a row, for `writer`."""
+        """Refuse prompts and settings that this family cannot serve. Returns the most tokens of a row, for `writer`."""
         longest = min(settings.max_length or self.model.max_length, self.model.max_length)
         check(prompts, longest, self.vocabulary, self.framing)
         self.abilities.check(settings)
@@ -179,23 +182,25 @@ class Family(nn.Module, ABC):
     def _check_rules(self, prompts: Sequence[Prompt], longest: int) -> None:
         if prompts and not self.abilities.supports_constraints:
             raise InsertlmError("this family cannot keep to bounds of gaps, banned or required ids; expected none")
-        writable = frozenset(self.writable.tolist()) if prompts else frozenset()
+        writable = frozenset(self.writable.tolist()) if prompts else frozenset()  # a large set, so only if needed
         for prompt in prompts:
             check_rules(prompt, writable, longest - len(prompt.prefix) - len(prompt.start) - self.framing)
 
     def score(self, prefix: Sequence[int], text: Sequence[int], batch_size: int = 64) -> Score:
-        """Probabilities of a text that is given whole. batch_size: how many of its n + 1 variants to look at at once"""
+        """How likely each decision is that leads to this text. batch_size: of its n + 1 variants, how many are computed
+        together"""
         raise InsertlmError("score: this family has no distribution over slots and tokens; expected an ilm")
 
     def cached_backbone(self, texts: int, cells: int) -> CachedBackbone:
-        """The backbone in CUDA graphs, kept from batch to batch and made anew only for larger ones."""
+        """The backbone in CUDA graphs. They are kept from batch to batch, since capturing takes seconds, and captured
+        anew only for a larger batch."""
         held = self._cached
         if held is None or held.texts < texts or held.cells < cells:
             held = self._cached = CachedBackbone(self.backbone, texts, cells)
         return held
 
     def forget_graphs(self) -> None:
-        """Before the weights go to another place in memory, which captured graphs would not know."""
+        """Call this before weights move in memory: captured graphs would go on reading the old place."""
         self._cached = None
 
     @property

@@ -122,12 +122,13 @@ class ILM(Family):
         return packed_length(rows, noise, self.corruption, self.config.deletions)
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
-        """The token insertion loss and the stop loss, each a plain mean over corrupted texts."""
+        """The loss of token insertion and that of stopping, each a plain mean over corrupted texts."""
         x = corrupt(rows, noise, capacity, self.corruption, self.config.deletions)
         keys = x.dropout if self.training else None
         hidden = self.backbone(x.tokens, x.positions, x.attention(self.model.prefix_lm), keys=keys)
         mass, score = slot_scores(hidden, self.unembedding.weight, x.slots.flatten(), x.target.flatten())
-        with torch.autocast(hidden.device.type, enabled=False):  # the rest in full precision
+        # Sums over thousands of slots, and a loss that ends near zero, need float32.
+        with torch.autocast(hidden.device.type, enabled=False):
             token_loss = self._token_loss(mass, score.view_as(x.target), x)
             stop_logits = self.stop(hidden.index_select(0, x.stop))
             stop_loss = F.cross_entropy(stop_logits, (x.count > 0).long())
@@ -135,9 +136,10 @@ class ILM(Family):
         return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
 
     def _token_loss(self, mass: Tensor, score: Tensor, x: Corrupted) -> Tensor:
-        """logsumexp of all slots' mass − mean score of the wanted tokens in their slots; 0 where none is deleted.
+        """Cross-entropy with the empirical distribution of the wanted tokens; 0 where none is missing.
 
-        mass: [T]   score: [N, L], of every target token in its slot
+        That is log Σ exp over all slots and words, minus the mean logit of the wanted tokens in their slots.
+        mass: [T] log-sum-exp of each row's logits   score: [N, L] logit of every target token in its slot
         """
         where, is_slot = (x.by_text(part) for part in (x.packing.where, x.packing.keep))
         slots = mass.gather(0, where.clamp(min=0).flatten()).view_as(where)
@@ -190,12 +192,13 @@ class _Writing(InsertionWriter):
 
     @cached_property
     def words(self) -> Tensor:
-        """What may be written, as rows of the unembedding: [W, d]. Taken out once, at the first step."""
+        """The unembedding of what may be written, [W, d]. Copied once, at the first step."""
         return self.family.unembedding.weight[self.family.writable]
 
     @property
     def policy(self) -> policies.Policy:
-        """The likeliest pair is the likeliest token in the slot that has it: only sampling needs all pairs at once."""
+        """With greedy decoding the likeliest pair of slot and token is found slot by slot; only sampling a pair needs
+        the logits of all pairs at once."""
         if self.settings.joint and (self.settings.temperature == 0.0 or self.settings.top_k == 1):
             return policies.best_pair
         return _POLICIES.get(self.settings.order, policies.mass)
@@ -212,9 +215,11 @@ class _Writing(InsertionWriter):
         return Step(scope.complete, full, stop, slot, self.family.writable[token], log_probability)
 
     def appraise(self, pairs: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """What the model thinks of the texts as they stand. pairs: N of a row, a cell in it and an id
-        Returns the stop probabilities, [B], the log-probabilities of cells as slots, [B, C], and of an insertion of
-        that id behind that cell, [N]."""
+        """How the model judges the texts as they stand. pairs: N times a row, a cell in it and an id
+
+        Returns the stop probabilities, [B], the log-probability of each cell as a slot, [B, C], and that of inserting
+        the id behind the cell of each pair, [N].
+        """
         hidden, where, stop = self._read()
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open)
         slot_rows = hidden.index_select(0, slots.pack(where))
@@ -226,7 +231,7 @@ class _Writing(InsertionWriter):
         return stop, masses - total[:, None], logit - total[row]
 
     def _read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden rows and their places, see `hidden`, and the stop probabilities, [B]"""
+        """Hidden rows with their places, see `hidden`, and the stop probabilities, [B]."""
         hidden, where = self.hidden()
         stop_row = where.gather(1, self.canvas.prefix[:, None]).squeeze(1)
         return hidden, where, self.family.stop(hidden.index_select(0, stop_row)).softmax(-1)[:, 0]
@@ -246,7 +251,7 @@ class _Writing(InsertionWriter):
         return slot, token, logit - mass.logsumexp(1)
 
     def _insert_jointly(self, number: int, scope: Scope, slot_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A pair from the joint distribution. Holds the logits of all slots of the batch, unlike two-step sampling."""
+        """A pair from the joint distribution. Unlike two-step sampling, this holds the logits of all slots at once."""
         logits = spread(scope.logits(slot_rows, self.words), scope.slots).flatten(1)
         pair = self._choose(logits, number)
         log_probability = logits.gather(1, pair[:, None]).squeeze(1) - logits.logsumexp(1)

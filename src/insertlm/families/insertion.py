@@ -26,7 +26,7 @@ from insertlm.nn.graphs import CachedBackbone
 
 __all__ = ["InsertionWriter", "spread"]
 
-_PATIENCE = 4  # steps
+_PATIENCE = 4  # steps: a few useless rows cost less than waiting for the GPU after every step
 
 
 class InsertionWriter(BatchWriter):
@@ -132,7 +132,7 @@ class InsertionWriter(BatchWriter):
 
     def _prefix_cache(self) -> PrefixCache | None:
         canvas = self.canvas
-        if canvas.counts.prefix.min() == 0:
+        if canvas.counts.prefix.min() == 0:  # one text without a prefix: the whole batch does without a cache
             return None
         packing = Packing(canvas.columns < canvas.prefix[:, None], counts=canvas.counts.prefix)
         record: list[tuple[Tensor, Tensor]] = []
@@ -148,7 +148,7 @@ class InsertionWriter(BatchWriter):
 
 
 def spread(values: Tensor, packing: Packing) -> Tensor:
-    """Packed values [T, …] to [B, C, …], −inf where nothing is kept."""
+    """Packed values, [T, …], as a padded matrix, [B, C, …], with −inf in the padding."""
     cells = packing.where.clamp(min=0).flatten()
     dense = values.index_select(0, cells).view(*packing.keep.shape, *values.shape[1:])
     keep = packing.keep.view(*packing.keep.shape, *[1] * (values.dim() - 1))

@@ -1,26 +1,27 @@
 """The Insertion Transformer of Stern et al. (2019) as a decoder alone: the ILM's closest rival, whole, in one file.
 
 Design choices, those of Stern et al. unless said:
-- Rows, corruption and backbone are the ILM's, see ilm.py: what differs between the two is what a slot learns and how
-  writing ends. <stop> stays in its place, so that both see the same rows, but there is no stop head.
+- Rows, corruption and backbone are the ILM's, see ilm.py. The two differ in what a slot learns and in how writing ends.
+  <stop> stays in its place, so that both see the same rows, but there is no stop head.
 - Slots are <bos> and every visible token of the text, read from that token's hidden row as in the ILM (Stern et al.
-  join the rows on both sides of a slot). Prefix tokens are no slots: nothing may ever be inserted behind them.
+  join the rows on both sides of a slot). Prefix tokens are no slots: nothing is ever inserted behind them.
 - Each slot has a softmax of its own over the vocabulary. Its target is uniform over the tokens missing in it, or <eos>,
-  "end of slot", where none is. An example's loss is the mean over its slots, a batch's the mean over its examples.
-- Decoding: a slot is closed while P(<eos>) reaches `decode.stop_threshold`; a text is complete when all slots open to
-  it are closed. Of the others the best one gets a token (`decode.parallel` 1; if greedy, this is the likeliest pair of
-  slot and token), or the n best do (n), or all (0): then a text could double in every step.
-- A word that is missing beside its like is missing on both sides of it, by half: the text is the same. So thresholds up
-  to a half can close both slots too early, as a rule that takes each slot's likeliest would; recipes have 0.7.
-  Of two slots on either side of a word that would both write that word in one step, only the right one does.
+  "end of slot", if none is. An example's loss is the mean over its slots, a batch's the mean over its examples.
+- Decoding: a slot is closed while P(<eos>) reaches `decode.stop_threshold`; a text is complete when all its open slots
+  are closed. Of the others the best one gets a token (`decode.parallel` 1; with greedy decoding, this is the likeliest
+  pair of slot and token), or the n best do (n), or all (0): then a text can double in every step.
+- Where the same word stands twice in a row and one of the two is missing, it may be inserted on either side of the
+  other, so each of the two slots learns it with probability one half. A threshold up to one half can therefore close
+  both too early; recipes have 0.7. If both slots would write that word in one step, only the right one does.
 
-The Insertion Transformer that the ILM's authors released differs, in ways that cost it accuracy. Not repeated here:
-- a slot with c missing tokens was divided by c + 1, so that one with a single missing token weighed half;
-- the last slot never had <eos> as its target, so that nothing taught the model to stop there;
-- padding could be deleted, and so was to be inserted;
-- prefix slots, all of them targets of <eos>, took part, and the mean ran over the slots of the whole batch, so that
-  long rows counted more;
-- slots were chosen by the log-sum-exp of logits, which the loss never compares between slots; here by probabilities;
+The Insertion Transformer that the ILM's authors released differs in ways that cost it accuracy. We do not repeat these:
+- the loss of a slot with c missing tokens was divided by c + 1, so that a single missing token weighed half;
+- the last slot never had <eos> as its target, so nothing taught the model to stop there;
+- padding could be deleted, and so the model learned to insert it;
+- prefix slots took part, always with the target <eos>, and the mean ran over the slots of the whole batch, so that long
+  rows counted more;
+- slots were chosen by the log-sum-exp of their logits, which the loss never compares between slots; we use
+  probabilities;
 - an <eos> drawn as a token left a visible <mask> in the text; here <eos> closes slots and is never drawn.
 """
 
@@ -84,12 +85,13 @@ class IT(Family):
         return packed_length(rows, noise)
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
-        """The loss, and how much of it slots with something missing and empty ones contribute."""
+        """The loss, and the parts of it that come from slots with missing tokens and from slots without."""
         x = corrupt(rows, noise, capacity)
         slots = slots_of(x, capacity)
         keys = x.dropout if self.training else None
         attention = attention_over(x.packing, rows.given_length - 2, self.model.prefix_lm)
         hidden = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=slots.rows)
+        # One call scores the missing tokens in their slots and <eos> in all slots, without holding any logits.
         every = torch.arange(len(hidden), device=hidden.device)
         row = torch.cat([slots.of.flatten(), every])
         token = torch.cat([rows.target.flatten(), torch.full_like(every, self.specials.eos)])
@@ -101,9 +103,10 @@ class IT(Family):
     def _slot_losses(
         self, mass: Tensor, score: Tensor, end: Tensor, slots: Slots, deleted: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """−log P of the missing tokens, averaged in each slot, and of <eos> in empty slots.
+        """−log P of the missing tokens, averaged in each slot, and of <eos> in slots where none is missing.
 
-        mass, end: [S], all of a slot's and <eos>'s   score: [B, L], of every target token in its slot   deleted: [B, L]
+        mass, end: [S] log-sum-exp of a slot's logits, and the logit of <eos>   deleted: [B, L] bool
+        score: [B, L] logit of every target token in its slot
         """
         count, cells = slots.packing.lengths, slots.packing.where
         surprise = (mass.index_select(0, slots.of.flatten()).view_as(score) - score) * deleted
@@ -119,8 +122,8 @@ class IT(Family):
 
 
 class _Outlook(NamedTuple):
-    """What slots expect. mass: the log-sum-exp of their logits   end: log P(<eos>)   score: who is written to first.
-    Each [S]"""
+    """What slots expect, each [S]. mass: log-sum-exp of the logits   end: log P(<eos>)   score: the largest is written
+    to first"""
 
     mass: Tensor
     end: Tensor
@@ -128,10 +131,7 @@ class _Outlook(NamedTuple):
 
 
 class _Writing(InsertionWriter):
-    """An Insertion Transformer at work.
-
-    words: [V, d] of what may be written, <eos> last
-    """
+    """An Insertion Transformer at work. words: [V, d] unembedding of what it may write, <eos> last"""
 
     family: IT
     mixes = True
@@ -142,7 +142,7 @@ class _Writing(InsertionWriter):
         self.words = torch.cat([weight[family.writable], weight[family.specials.eos, None]])
 
     def step(self, number: int) -> Step:
-        """How sure the least sure slot of every text is that it is done; a token for the best of those that are not."""
+        """A token for the best slots that are not done. A text's stop probability is that of its least sure slot."""
         hidden, where = self.hidden()
         slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
         slot_rows = hidden.index_select(0, slots.pack(where))
@@ -166,15 +166,15 @@ class _Writing(InsertionWriter):
         """logits: [S, V], <eos> last"""
         mass = logits.logsumexp(1)
         end = logits[:, -1] - mass
-        if self.settings.order == "mass":  # of all that is not <eos>
+        if self.settings.order == "mass":  # the probability of anything but <eos>
             return _Outlook(mass, end, -end)
-        if self.settings.order == "margin":  # over the next best, which may be <eos>
+        if self.settings.order == "margin":  # the lead over the second best, which may be <eos>
             return _Outlook(mass, end, margin(logits[:, :-1], mass, logits[:, -1]))
         return _Outlook(mass, end, certainty(logits[:, :-1], mass))
 
     def _best(self, score: Tensor, unsettled: Tensor) -> tuple[Tensor, Tensor]:
-        """The slots to write to, best first, and which of them are real, both [B, K]: no more than are wanted, are
-        unsettled and have room. score, unsettled: [B, C]"""
+        """The slots to write to, best first, and which of these count: no more than `parallel` asks for, are unsettled
+        and have room. score, unsettled: [B, C]. Returns [B, K] twice"""
         most = int(self.canvas.counts.open.max())
         order = score.masked_fill(~unsettled, -torch.inf).argsort(stable=True, dim=1, descending=True)
         slot = order[:, : max(1, min(self.settings.parallel or most, most))]
@@ -182,7 +182,7 @@ class _Writing(InsertionWriter):
         return slot, unsettled.gather(1, slot) & (torch.arange(slot.shape[1], device=slot.device) < room)
 
     def _doubled(self, slot: Tensor, token: Tensor) -> Tensor:
-        """Which of these lie left of a word like theirs, on the right of which the same is written: [B, K] bool."""
+        """Which insertions repeat a word on its left while it is repeated on its right too, [B, K] bool."""
         if slot.shape[1] == 1:
             return torch.zeros_like(slot, dtype=torch.bool)
         canvas, nobody = self.canvas, torch.full_like(self.canvas.tokens, -1)

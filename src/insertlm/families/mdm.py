@@ -2,37 +2,38 @@
 
 Design choices, the published ones unless said:
 - A row reads `prefix <bos> block`. The block has a fixed number of cells: the text, then <pad> to its end. Pads are
-  tokens like others, masked, predicted and in the loss: that is how the model says how long a text is. We pad to the
+  tokens like others, masked, predicted and in the loss: this is how the model decides how long a text is. We pad to the
   longest target, the published code to the longest row. The prefix is never masked and never predicted.
 - Noise: a time t uniform on (0.001, 1) for every example; every cell of the block is masked with chance (1 − ε)t,
-  ε = e^-10, independently (the log-linear schedule). Times are not stratified over the batch: noise depends on seed,
-  example and epoch alone. (`stretch`, not the published: for that share of the examples one stretch of the text is
-  masked, whole, and nothing else; it may run over the end to the beginning, and its share of the block is the time. So
-  the cells that are seen stand together, as for one who writes from left to right; why, see docs/log.md.)
+  ε = e^-10, independently (the log-linear schedule). Times are not stratified over the batch, because noise depends
+  only on seed, example and epoch. (`stretch`, which is not published: in that share of the examples one whole stretch
+  of the text is masked and nothing else. It may run over the end to the beginning, and its share of the block is the
+  time. The visible cells then stand together, as they do when writing from left to right; for the reasons see
+  docs/log.md.)
 - Loss: the cross-entropy of masked cells, times 1/t, over the number of all cells of the block. This is the bound on
   the likelihood, as in MDLM; the published code divides by the number of masked cells.
-- A cell holds a word or <pad>: other special tokens, <mask> too, have no probability, and a cell that is not masked
+- A cell holds a word or <pad>. Other special tokens, <mask> too, have no probability, and a cell that is not masked
   stays as it is (MDLM's SUBS). The published code learns over the whole vocabulary.
-- Every block of the network knows the total noise −log(1 − (1 − ε)t), see nn/adaln.py, where a defect of the
-  published network is mended. Prefix rows depend on it too, so there is no `prefix_lm`. The unembedding starts at
-  zero, unless it is the embedding too.
+- Every block of the network knows the total noise −log(1 − (1 − ε)t), see nn/adaln.py, which also mends a defect of the
+  published network. Prefix rows depend on it too, so there is no `prefix_lm`. The unembedding starts at zero, unless
+  it is the embedding too.
 - Decoding sees pads just as training does; the published decoder hides as many as the true text has.
 
-Decoding starts from a block of masks. `decode.order` says which come off next:
+Decoding starts from a block of masks. `decode.order` decides which are taken off next:
 - `random` (and `auto`): tau-leaping, K = `decode.max_steps` steps of equal length from t = 1 to t = 0. A cell masked at
   t is still masked at s with chance (1 − ε)s / (1 − ε)t = s/t, so in step k = 0 … K − 1, from 1 − k/K to 1 − (k + 1)/K,
-  its mask comes off with chance 1/(K − k). That makes its step uniform on the K, whatever the model says, and the last
-  step takes all masks left. So the step is drawn at the start, and every text leaps to its next step at which something
-  comes off, at that step's t = 1 − k/K: the network runs at most once per cell, however large K. (The published decoder
-  gives its last step the noise of its first.)
-- `certainty`: cells whose likeliest token is likeliest; `margin`: cells where it leads the second by most (arXiv
+  its mask comes off with chance 1/(K − k). So its step is uniform on the K, whatever the model predicts, and the last
+  step takes off all masks that are left. We draw the step at the start, and every text leaps to the next step at which
+  something comes off, at that step's t = 1 − k/K: the network runs at most once per cell, however large K is. (The
+  published decoder gives its last step the noise of its first.)
+- `certainty`: the cells whose likeliest token is likeliest; `margin`: those where it leads the second by most (arXiv
   2502.06768). `decode.parallel` cells a step, 0 = all. The time is the masked share of the block.
 `decode.max_tokens` changes nothing of this: it ends a text before the first word too many.
-Infilling: the block holds what is given, as many masks in every open gap as its bounds say (at least = at most, for a
-mask is one word and never <pad>), and pads behind the text. It starts at the time that its share of masks has in
-training, where tau-leaping sets out too: step k is at (1 − k/K) times that. (The published decoder sets out from t = 1,
-in a row without pads.) Banned words have no probability, nor has what is no head where one must be; there is no way to
-require a word.
+Infilling: the block holds what is given, masks in every open gap, and pads behind the text. The number of masks must be
+known (at least = at most), since a mask becomes one word and never <pad>. Decoding starts at the time that this share
+of masks has in training; with tau-leaping, step k is at (1 − k/K) times that. (The published decoder starts from t = 1,
+in a row without pads.) Banned words have no probability, and where a gap must begin with a head, nothing else has. A
+word cannot be required.
 No time is below the least of training. Temperature, top-k and top-p act on the choice of a token in its cell, not on
 that of cells. Temperature 1 samples the model, as published; at 0, the default, each cell gets its likeliest token.
 """
@@ -67,8 +68,8 @@ from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["MDM", "MdmConfig", "mask_cells", "times", "total_noise"]
 
-_LEAST_TIME = 1e-3
-_EPSILON = math.exp(-10)
+_LEAST_TIME = 1e-3  # the loss divides by the time
+_EPSILON = math.exp(-10)  # keeps the total noise finite at t = 1
 
 # Streams of noise: what a draw is for. Cells of the block follow from _CELLS on.
 _TIME, _DROPOUT, _CELLS = 0, 1, 2
@@ -83,7 +84,7 @@ class MdmConfig(FamilyConfig, frozen=True, kw_only=True, tag="mdm"):
     """The `family` section of a recipe for an MDM."""
 
     block: Count  # cells of the text, padding included
-    stretch: Fraction = 0.0  # of the examples, in which one stretch of the text is masked, whole
+    stretch: Fraction = 0.0  # share of the examples in which one whole stretch of the text is masked
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MDM:
         return MDM(self, model, tokenizer)
@@ -121,7 +122,7 @@ def total_noise(time: Tensor) -> Tensor:
 class Laid:
     """Rows `prefix <bos> block`, packed.
 
-    tokens: [T]   owner: [T] whose row each is   place: [B, G + block] where each cell stands in its row
+    tokens: [T]   owner: [T] the example of each   place: [B, G + block] the position of each cell in its row
     packing: of that matrix   cells: [B, block] the packed row of each cell of the block
     """
 
@@ -179,10 +180,10 @@ class MDM(Family):
         words = torch.tensor([*tokenizer.writable, self.specials.pad])  # what a cell can hold
         place_of = torch.zeros(tokenizer.size, dtype=torch.int64).scatter(0, words, torch.arange(len(words)))
         self.register_buffer("words", words, persistent=False)
-        self.register_buffer("place_of", place_of, persistent=False)  # of a token among them
+        self.register_buffer("place_of", place_of, persistent=False)  # where a token is among them
 
     def hidden(self, x: Laid, time: Tensor, wanted: Tensor, keys: Tensor | None = None) -> Tensor:
-        """What the unembedding reads, of some rows: [len(wanted), width]. time: [B]   keys: [T] for dropout"""
+        """What the unembedding reads of some packed rows, [W, width]. time: [B]   wanted: [W]   keys: [T] of dropout"""
         condition = self.time(total_noise(time)), x.owner
         attention = PackedAttention(x.packing.segments)
         positions = x.packing.pack(x.place)
@@ -194,32 +195,31 @@ class MDM(Family):
     # --- Learning
 
     def rows(self, examples: Examples) -> Rows:
-        """Given: prefix, <bos>. Target: the block."""
+        """Given are the prefix and <bos>; the target is the whole block, which has no padding but its <pad> tokens."""
         rows = Rows.of(examples, self.specials.bos)
         block = torch.full((len(rows.target), self.config.block), self.specials.pad)
-        width = rows.target.shape[1]
-        real = torch.arange(width) < rows.target_length[:, None]
-        block[:, :width] = torch.where(real, rows.target, self.specials.pad)
+        block[:, : rows.target.shape[1]] = torch.where(rows.real, rows.target, self.specials.pad)
         return replace(rows, target=block, target_length=torch.full_like(rows.target_length, self.config.block))
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
-        return rows.given_length + rows.target_length
+        return rows.given_length + rows.target_length  # masks take up rows as words do
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
-        """The bound on −log-likelihood per cell. token_loss: the mean cross-entropy of masked cells."""
+        """The bound on the negative log-likelihood per cell. token_loss: the mean cross-entropy of masked cells"""
         time, masked = self.noised(rows, noise)
         block = torch.where(masked, self.specials.mask, rows.target)
         x = lay_out(rows.given, rows.given_length, block, capacity)
         key = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, x.place)
         keys = x.packing.pack(key).int() if self.training else None
         hidden = self.hidden(x, time, x.cells.flatten(), keys)
+        # Cells that are not masked are computed too, and their loss is dropped: shapes stay fixed that way.
         lost = self._cross_entropy(hidden, rows.target.flatten()).view_as(masked) * masked
         cells = masked.sum()
         token_loss = lost.sum() / cells.clamp(min=1)
         return Losses((lost / time[:, None]).mean(), {"token_loss": token_loss.detach()}, over={"token_loss": cells})
 
     def noised(self, rows: Rows, noise: Noise) -> tuple[Tensor, Tensor]:
-        """The times, [B], and which cells are masked, [B, block]"""
+        """The times, [B], and which cells are masked, [B, block] bool."""
         time, cells = times(noise), self.config.block
         masked = mask_cells(time, cells, noise)
         if not self.config.stretch:
@@ -231,7 +231,7 @@ class MDM(Family):
         return torch.where(stretched, share, time), torch.where(stretched[:, None], one, masked)
 
     def _cross_entropy(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """hidden: [N, width]   target: [N]   Returns [N]."""
+        """Among words and <pad>. hidden: [N, width]   target: [N]. Returns [N]"""
         every = torch.arange(len(hidden), device=hidden.device)
         words = self.unembedding.weight.index_select(0, self.words)
         mass, score = slot_scores(hidden, words, every, self.place_of[target])
@@ -254,7 +254,7 @@ class MDM(Family):
         return longest
 
     def _check(self, prompt: Prompt) -> None:
-        """Refuse what masks cannot do."""
+        """Refuse a prompt that masks cannot serve."""
         if not {self.specials.mask, self.specials.pad}.isdisjoint(prompt.start):
             raise InsertlmError("a prompt of an mdm has a mask or padding in its text; expected words, and gaps")
         if prompt.required or any(len(run) > 1 for run in prompt.banned):
@@ -276,7 +276,7 @@ class MDM(Family):
 
 
 def _infills(prompt: Prompt) -> bool:
-    """Whether the length of the text is known; else the whole block is to be written."""
+    """Whether the length of the text is known. If not, the whole block is masked and the model decides the length."""
     return bool(prompt.start or prompt.open is not None or prompt.bounds)
 
 
@@ -289,9 +289,9 @@ class _Writing(BatchWriter):
 
     given: [B, G], prefix and <bos>   tokens: [B, block], <mask> where nothing is written
     left: [B], how many words may be written yet
-    steps: [B, block], when tau-leaping writes each cell   count: [B], its steps in all
-    time: [B], where it sets out   barred: [B, words] bool, what no cell may hold
-    leading: [B, block] bool, cells that begin headed gaps   headless: [B, words] bool, what these may not hold
+    steps: [B, block], the step in which tau-leaping writes each cell   count: [B], how many steps it has
+    time: [B], at the start   barred: [B, words] bool, what no cell may hold
+    leading: [B, block] bool, cells that begin headed gaps   headless: [B, words] bool, what those may not hold
     """
 
     mixes = True
@@ -325,17 +325,17 @@ class _Writing(BatchWriter):
         return (cells + [pad] * block)[:block]
 
     def _out_of_play(self, prompt: Prompt) -> Tensor:
-        """[words] bool"""
+        """What no cell may hold, [words] bool: banned words, and <pad> where the length is known."""
         specials = [self.family.specials.pad] * _infills(prompt)
         return self._among_words([*specials, *(run[0] for run in prompt.banned)])
 
     def _among_words(self, ids: Collection[int]) -> Tensor:
-        """[words] bool"""
+        """Which of the words these are, [words] bool."""
         wanted = torch.tensor([*ids], dtype=torch.int64, device=self.family.device)
         return torch.isin(self.family.words, wanted)
 
     def _leading(self, prompt: Prompt) -> list[bool]:
-        """[block]"""
+        """Which cells begin a gap that must begin with a head, [block]."""
         cells = [False] * (self.family.config.block + 1)  # behind the last token there may be no room for a gap
         masks = 0
         for gap in range(len(prompt.start) + 1):
@@ -362,7 +362,7 @@ class _Writing(BatchWriter):
         masked = self.tokens == self.family.specials.mask
         complete = ~masked.any(1)
         unknown = torch.full_like(complete, torch.nan, dtype=torch.float32)
-        if bool(complete.all()):  # spare the network
+        if bool(complete.all()):  # the network need not run
             nothing = self.tokens[:, :0]
             return Step(complete, ~complete, unknown, nothing, nothing, nothing.float())
         cell, expected = self._leap(masked) if self.settings.order in _LEAPING else self._plan(masked)
@@ -385,7 +385,7 @@ class _Writing(BatchWriter):
         return F.pad(rank, (0, 1), value=-1).gather(1, cell)
 
     def predict(self, time: Tensor, cell: Tensor) -> Tensor:
-        """What the model expects in cells: log-probabilities of `family.words`, [B, K] to [B, K, words]. time: [B]"""
+        """Log-probabilities of `family.words` in some cells, [B, K, words]. time: [B]   cell: [B, K]"""
         x = lay_out(self.given, self.given_length, self.tokens, counts=self.lengths)
         wanted = x.cells.gather(1, cell).flatten()
         with self.family.backbone.autocast():
@@ -395,14 +395,14 @@ class _Writing(BatchWriter):
         return logits.masked_fill(barred, -torch.inf).log_softmax(-1)
 
     def _leap(self, masked: Tensor) -> tuple[Tensor, Tensor]:
-        """The cells of each text's next step, and what is expected there; cells: [B, K], -1 where a text has fewer."""
+        """The cells of each text's next step, [B, K], -1 where a text has fewer, and what the model expects there."""
         step = torch.where(masked, self.steps, self.count[:, None]).amin(1)
         due = masked & (self.steps == step[:, None])
         cell = _first(torch.where(due, 0.0, -torch.inf), int(due.sum(1).max()))
         return cell, self.predict(self.time * (self.count - step) / self.count, cell.clamp(min=0))
 
     def _plan(self, masked: Tensor) -> tuple[Tensor, Tensor]:
-        """The cells the model is surest of, likewise."""
+        """The cells that the model is surest of, likewise."""
         count = masked.shape[1]
         everywhere = torch.arange(count, device=masked.device).expand_as(masked)
         expected = self.predict(masked.float().mean(1), everywhere)
@@ -412,7 +412,8 @@ class _Writing(BatchWriter):
         return cell, expected.gather(1, cell.clamp(min=0)[:, :, None].expand(-1, -1, expected.shape[2]))
 
     def _choose(self, cell: Tensor, expected: Tensor) -> Tensor:
-        """A token for every cell, as an index of `family.words`. The noise is the cell's own: it is written once."""
+        """A token for every cell, as an index of `family.words`. Its noise depends on the cell and not on the step,
+        since a cell is written only once."""
 
         def noise(width: int) -> Tensor:
             draw = uniform(_TOKEN, self.seed[:, None, None], cell[:, :, None], torch.arange(width, device=cell.device))
@@ -422,6 +423,7 @@ class _Writing(BatchWriter):
 
 
 def _first(score: Tensor, count: int) -> Tensor:
-    """The cells of the largest scores, the leftmost of equals first; -1 where a score is −inf. [B, block] to [B, K]"""
+    """The cells with the largest scores, [B, K], of equal ones the leftmost first; -1 where a score is −inf.
+    score: [B, block]"""
     ordered, cell = score.sort(dim=1, descending=True, stable=True)
     return torch.where(ordered > -torch.inf, cell, -1)[:, :count]

@@ -40,8 +40,9 @@ class Groups(Corruption):
         length, width = rows.target_length, rows.target.shape[1]
         column = torch.arange(width, device=length.device)
         count, end = self.count(length, noise)[:, None], self._is_end(column) & rows.real
+        # Ranks by comparing all pairs: targets of groups are short, and there is no sorting of the ends alone.
         key = self.order(rows, noise) * width + column  # no two are equal
-        rank = ((key[:, None] < key[:, :, None]) & end[:, None]).sum(2)  # few: no need to sort
+        rank = ((key[:, None] < key[:, :, None]) & end[:, None]).sum(2)
         frame = rows.real & (self._frame_behind(column, length) < count - length[:, None] // self.size)
         return torch.where(end, rank < count, frame)
 

@@ -76,10 +76,11 @@ def corrupt(
     survive = F.pad(texts.real & ~deleted, (2, 0), value=True)  # <stop> and <bos> always do
     packing = Packing(torch.cat([column < prefix[:, None], survive.view(batch, -1)], 1), capacity)
     where = packing.where[:, width:].reshape_as(survive)
+    # Positions count from the prefix on, in each text anew: they are those after deletion, as they are in writing.
     place = where - where[:, :1] + prefix.repeat_interleave(times)[:, None]
     place[:, 0] = 0  # <stop>
     ahead = (column + 1).expand(batch, -1)
-    # A prefix has the dropout of the first visit. Positions are those after deletion, as they are in writing.
+    # The prefix has the dropout of its first text, for there is only one of it.
     keys = [
         hash32(noise.seed, example[:, None], epoch[:, None], DROPOUT, position)
         for example, epoch, position in ((noise.example, noise.epoch * times, ahead), (*each[1:], place))

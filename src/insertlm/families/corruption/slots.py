@@ -33,9 +33,11 @@ def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
     """capacity: rows of the corrupted batch, as given to `corrupt`. There are never more slots than that, nor than
     cells, in whole blocks of rows."""
     length = x.deleted.shape[1]
+    # Cells of the prefix and <stop> are left out; <bos>, which is always there, comes first.
     keep = F.pad(x.packing.keep[:, x.packing.keep.shape[1] - length :], (1, 0), value=True)
     packing = Packing(keep, None if capacity is None else min(capacity, whole_blocks(keep.numel())))
+    # For a deleted cell, `where` is the nearest visible one to its left: the slot it is missing in.
     of = packing.where[:, 1:]
     missing = of.new_zeros(packing.total).scatter_add(0, of.flatten(), x.deleted.flatten().long())
-    bos = x.stop[:, None] + 1
+    bos = x.stop[:, None] + 1  # it is stored right behind <stop>
     return Slots(packing, packing.pack(torch.cat([bos, x.slots], 1)), missing, of)

@@ -1,9 +1,10 @@
-"""Does a run of two processes that is killed again and again end where an undisturbed one ends?
+"""Does a run of two processes that is killed again and again end exactly as an undisturbed run?
 
 python benchmarks/chaos.py --kills 32
 
-Kills, in turn: a worker, the launcher, a worker while a checkpoint is written, a worker during a validation. torchrun
-starts workers again by itself (--max-restarts); when it is killed itself, its workers have to notice and end.
+It kills a worker, the launcher, a worker while a checkpoint is written and a worker during a validation, in this
+order again and again. torchrun restarts workers (--max-restarts). If torchrun is killed, its workers must notice and
+end.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from insertlm.storage import checkpoints as checkpoint
 
 KINDS = ("worker", "launcher", "save", "validation")
 SAVE, VALIDATE = 10, 25
-_LONGEST = 120.0  # seconds until something must have happened
+_LONGEST = 120.0  # seconds to wait for anything before it counts as failed
 
-Launch = Callable[[Path, Path], int]  # recipe and run folder to the launcher's process id
+Launch = Callable[[Path, Path], int]  # from recipe and run folder to the process id of the launcher
 
 
 @dataclass
 class Chaos:
-    """torn: kills that have left a checkpoint unfinished
-    slowest: seconds from a kill until nothing of what was started before is left
+    """Starts a run and kills its processes. torn: kills that left an unfinished checkpoint
+    slowest: longest time in seconds from a kill until all processes from before it have ended
     """
 
     launch: Launch
@@ -54,7 +55,7 @@ class Chaos:
     slowest: float = 0.0
 
     def go(self, kills: int) -> None:
-        """Kill so often, and see the run to its end."""
+        """Kill so many times, then wait for the end of the run."""
         launcher = self._start()
         for kind in islice(cycle(KINDS), kills):
             launcher = self._wait_for(kind, launcher)
@@ -72,14 +73,14 @@ class Chaos:
         return self.launch(self.recipe, self.run)
 
     def _still(self, launcher: int) -> int:
-        """The launcher, or a new one if it has ended before the run."""
+        """The launcher, or a new one if it has ended before the run was complete."""
         return launcher if _lives(launcher) or self._at_the_end() else self._start()
 
     def _at_the_end(self) -> bool:
         return checkpoint.latest(self.run / "checkpoints") == _end(self.run, self.recipe)
 
     def _wait_for(self, kind: str, launcher: int) -> int:
-        """Until the moment for a kill of this kind, some steps after the last one; the launcher then."""
+        """Wait for the moment for a kill of this kind, some steps after the last kill. Returns the launcher."""
         before, end = _newest(self.run), time.monotonic() + _LONGEST
         moments = {"save": self._saving, "validation": self._validating}
         now = moments.get(kind, lambda: True)
@@ -128,7 +129,7 @@ def recipe_of(steps: int) -> dict[str, Any]:
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """What two finished runs do not have in common, of their last checkpoints and their logs."""
+    """Where the last checkpoints and the logs of two finished runs differ."""
     found = []
     states = [checkpoint.load(end).tensors for end in (_last(a), _last(b))]
     for part, named in states[0].items():
@@ -154,7 +155,7 @@ def _lines(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def _newest(run: Path) -> tuple[int, bool]:
-    """The step of the newest line of the log, and whether it is a validation's."""
+    """The step of the newest line of the log, and whether the line is of a validation."""
     line = deque([{"step": -1}, *_lines(run)], 1)[0]
     return line["step"], "validation_token_accuracy" in line
 
@@ -178,7 +179,7 @@ def _children(process: int) -> list[int]:
 
 
 def _lives(process: int) -> bool:
-    """What has ended and is not yet waited for does not."""
+    """Whether a process is alive; a zombie is not."""
     with suppress(ChildProcessError):
         os.waitpid(process, os.WNOHANG)
     try:

@@ -1,4 +1,4 @@
-"""What benchmarks share: the model they time and the line they print."""
+"""What benchmarks share: the model that they time and the JSON line that they print."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def model_arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--layers", type=int, help="instead of the preset's")
     parser.add_argument("--width", type=int, help="instead of the preset's, with heads of 64 and a hidden width of 4x")
-    parser.add_argument("--prefix-lm", action="store_true", help="prefix rows see the prefix alone")
-    parser.add_argument("--threads", type=int, help="of the CPU")
+    parser.add_argument("--prefix-lm", action="store_true", help="prefix rows see only the prefix")
+    parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
     return parser
 
 
 def recipe_of(arguments: argparse.Namespace, **sections: dict[str, Any]) -> Recipe:
-    """A recipe with the model that was asked for. Also sets the number of threads."""
+    """A recipe with the model of the arguments. Also sets the number of threads."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     model: dict[str, Any] = {"preset": arguments.preset, "prefix_lm": arguments.prefix_lm}

@@ -1,13 +1,13 @@
-"""How many tokens a second are inserted on star-hard? Random weights that never stop: every row gets 28 insertions.
-Or in stories from nothing: 180 insertions, drawn from a nucleus of 4,090 words.
+"""How many tokens per second are inserted on star-hard? Random weights never stop, so every row gets 28 insertions.
+With --task stories: texts from nothing with 180 insertions, drawn from a nucleus of 4,090 words.
 
 python benchmarks/generation.py --preset paper --batch-size 512 [--prefix-lm]               # on a GPU
 python benchmarks/generation.py --layers 4 --width 256 --batch-size 64 --threads 2 --prefix-lm    # on a CPU
 python benchmarks/generation.py --task stories --layers 7 --width 512 --batch-size 1024     # as large as stories-mini
 
-Rows are those that went through the network: the whole text in every step, or less with a cache (on a GPU, where steps
-with a cache are replayed, only those before the first replay). A family that ends its
-texts otherwise than by a threshold (--family arm, mdm) may write fewer tokens.
+"rows" counts the rows that went through the network: the whole text in every step, or fewer with a cache. (On a GPU
+steps with a cache are replayed as CUDA graphs, and only rows before the first replay are counted.) A family that ends
+its texts without a threshold (--family arm, mdm) may write fewer tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORDS = 4090
 def main() -> None:
     parser = model_arguments(__doc__)
     parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--halved", action="store_true", help="in bfloat16, as on a GPU always")
+    parser.add_argument("--halved", action="store_true", help="bfloat16 on a CPU, too; on a GPU it is always used")
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
     stories = arguments.task == STORIES
@@ -42,7 +42,7 @@ def main() -> None:
         family = build_family(recipe)
         prompts = [Prompt(example.prefix) for example in recipe.task.examples("test", arguments.batch_size)]
     prepare(family, device, arguments.halved)
-    rows: list[int] = []  # of every call of the network
+    rows: list[int] = []  # rows of every call of the network
     family.backbone.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     times = []
     for _ in range(4):
@@ -51,7 +51,7 @@ def main() -> None:
         trajectories = family.decode(prompts, recipe.decode)
         times.append(time.perf_counter() - started)
     inserted = sum(len(trajectory.events) for trajectory in trajectories)
-    seconds = statistics.median(times[1:])  # the first call sets the libraries up
+    seconds = statistics.median(times[1:])  # the first call initialises libraries
     report(
         "generation",
         device,

@@ -1,4 +1,4 @@
-"""How much of what a masked diffusion model gets wrong is the length? Graphs, with and without the true one told.
+"""How many errors of a masked diffusion model on star graphs are errors of length? With and without the true length.
 
 python benchmarks/mdm_lengths.py runs/star_hard-mdm --order margin --count 500    # validation graphs; a line of JSON
 """
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def written(model: Model, examples: Sequence[Example], order: str, told: bool) -> list[list[int]]:
-    """What the model writes; told: knowing how many tokens there are."""
+    """What the model writes. told: whether it is told the number of tokens"""
     lengths = [len(example.target) for example in examples]
     prompts = [
         Prompt(example.prefix, seed, bounds={0: Bounds(length, length)} if told else {})

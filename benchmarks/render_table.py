@@ -1,4 +1,4 @@
-"""Records of star_table.py as a Markdown table, with the paper's numbers beside ours. No number is typed by hand."""
+"""Records of star_table.py as Markdown tables, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 
 TASKS = ("star-easy", "star-medium", "star-hard")
 NAMES = {"armo": "ARM, oracle order", "arm": "ARM", "mdm": "MDM", "it": "IT", "ilm": "ILM"}
-# Table 1 of the paper: sequence and token accuracy by task. One run each, as far as is known.
+# Table 1 of the paper: sequence and token accuracy by task, apparently of one run each.
 PAPER = {
     "armo": {"star-easy": (100.0, 100.0)},
     "arm": {"star-easy": (32.3, 81.7), "star-medium": (75.0, 81.4), "star-hard": (23.0, 43.2)},
@@ -21,12 +21,12 @@ PAPER = {
     "it": {"star-easy": (35.2, 98.2), "star-medium": (22.1, 80.9), "star-hard": (17.5, 79.9)},
     "ilm": {"star-easy": (100.0, 100.0), "star-medium": (100.0, 100.0), "star-hard": (99.1, 99.7)},
 }
-PUBLISHED_WAYS = ("", "order random", "stop_threshold 0.5")  # the ways of writing that come closest to the paper's
+PUBLISHED_WAYS = ("", "order random", "stop_threshold 0.5")  # the decoding settings closest to the paper's
 COLUMNS = "task | model | weights | decoding | rate | exact match | paper | token accuracy | paper | seeds | minutes"
 
 
 class _Setting(NamedTuple):
-    """What all rows of a table share."""
+    """The settings that all rows of a table have in common."""
 
     preset: str
     graphs: int
@@ -40,7 +40,7 @@ class _Setting(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What all seeds of a row share."""
+    """What all records of a row have in common; their seeds differ."""
 
     task: str
     family: str
@@ -52,14 +52,16 @@ _Key = TypeVar("_Key", _Setting, _Row)
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """A table for every setting there is."""
+    """A table for every setting."""
     settings = _grouped(records, _Setting)
     return "\n\n".join(_table(setting, theirs) for setting, theirs in settings.items())
 
 
 def _table(setting: _Setting, records: Sequence[Record]) -> str:
     rows = _grouped(records, _Row)
-    order = sorted(rows, key=lambda row: (TASKS.index(row.task), list(NAMES).index(row.family)))  # ways as they come
+    order = sorted(
+        rows, key=lambda row: (TASKS.index(row.task), list(NAMES).index(row.family))
+    )  # settings keep their order
     made_with = sorted({_made_with(record) for record in records})
     lines = [f"{setting} ({'; '.join(made_with)}):", "", f"| {COLUMNS} |", "|---" * (COLUMNS.count("|") + 1) + "|"]
     return "\n".join([*lines, *(_line(row, rows[row]) for row in order)])
@@ -97,7 +99,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _grouped(records: Sequence[Record], kind: type[_Key]) -> dict[_Key, list[Record]]:
-    """Records by what the fields of `kind` say of them."""
+    """Records grouped by the fields of `kind`."""
     groups: dict[_Key, list[Record]] = defaultdict(list)
     for record in records:
         groups[kind(*(record[field] for field in kind._fields))].append(record)

@@ -1,8 +1,8 @@
-"""How much longer is a step when two processes take it, each with as many examples as one had? (weak scaling, gloo)
+"""Weak scaling on CPUs with gloo: how much longer is a step of two processes, each with as many examples as one?
 
 python benchmarks/scaling.py --layers 4 --width 256
 
-It starts torchrun by itself: one process, two that replicate the model, two that shard it.
+It starts torchrun itself: with one process, with two that replicate the model, and with two that shard it.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def _efficiency(alone: dict[str, Any], each: dict[str, Any]) -> dict[str, float]
 
 def _parser() -> ArgumentParser:
     parser = model_arguments(__doc__)
-    parser.add_argument("--batch-size", type=int, default=16, help="examples of a process")
+    parser.add_argument("--batch-size", type=int, default=16, help="examples per process")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--way", choices=WAYS, help="be one of the processes")
+    parser.add_argument("--way", choices=WAYS, help="set by the launcher: be one of the processes")
     return parser
 
 
@@ -75,8 +75,8 @@ def _start(way: str) -> dict[str, Any]:
 
 
 def measure(arguments: Namespace, processes: Processes) -> dict[str, Any]:
-    """Medians over steps. communication: in collectives, for the data and for each other   processor: what this process
-    worked, whoever else did on the machine"""
+    """Medians over steps. communication: time in collectives, which includes waiting for the other process   processor:
+    processor time of this process, which other load does not change"""
     torch.set_num_threads(1)
     size = arguments.batch_size * processes.world
     train = {"steps": arguments.steps, "batch_size": size, "parallel": WAYS[arguments.way][1]}

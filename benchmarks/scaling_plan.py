@@ -1,10 +1,10 @@
-"""What would 8 and 64 GPUs give? The table of docs/scaling.md, from measured step times and the bytes that travel.
+"""What would 8 and 64 GPUs give? The table of docs/scaling.md, from measured step times and the bytes that are sent.
 
 python benchmarks/scaling_plan.py            # prints it
-python benchmarks/scaling_plan.py --write    # puts it into the page
+python benchmarks/scaling_plan.py --write    # writes it into the page
 
-Measured: docs/results/train_step-h200.json and, where it is there, train_step-stories-h200.json. Everything else is an
-assumption, named here and on the page.
+Measured are docs/results/train_step-h200.json and, if it is there, train_step-stories-h200.json. Everything else is an
+assumption that is named here and on the page.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 RESULTS = PAGE.parent / "results"
 MARKS = "<!-- plan -->\n", "<!-- end of plan -->\n"
 
-# Of one GPU, in bytes and products a second.
-INSIDE = 0.8 * 450e9  # NVLink of an H200: 900 GB/s both ways together; four fifths of it
-BETWEEN = 0.8 * 400e9  # of a node's eight 400 Gb/s adapters, which rings of all its GPUs share; four fifths of it
+# One GPU, in bytes and floating-point operations per second.
+INSIDE = 0.8 * 450e9  # NVLink of an H200: 900 GB/s, both directions together; four fifths of one
+BETWEEN = 0.8 * 400e9  # a node's eight 400 Gb/s adapters, shared by its GPUs; four fifths of it
 MEMORY = 4.8e12  # HBM3e
-TF32 = 0.4 * 494e12  # dense peak, as much of it as blocks reach of theirs
-# Of our step.
-KERNELS = 710  # of 12 layers, as profiled
-REPLAYED, LAUNCHED = 2e-6, 10e-6  # seconds a kernel takes at least: in a graph, and by the host
-EAGER = 22.7 / 12.6  # kernels as they are written against compiled ones, both measured on star-hard (docs/log.md)
+TF32 = 0.4 * 494e12  # of the dense peak, the share that blocks reach
+# Our step.
+KERNELS = 710  # for 12 layers, as profiled
+REPLAYED, LAUNCHED = 2e-6, 10e-6  # shortest seconds per kernel: in a CUDA graph, and launched by the host
+EAGER = 22.7 / 12.6  # eager over compiled kernels, both measured on star-hard (docs/log.md)
 GRAPHS_ROWS = 64 * 92  # packed rows of a star-hard step, on average
-BLOCK = 12 * 12 * 768**2  # weights of the paper's blocks
-OPTIMISER = 30  # bytes of memory traffic a weight: weights, moments, gradient, copy
-REPLICATED, SHARDED = 26, 24  # bytes a weight: float32 weights, moments, average, gradients; a bfloat16 copy, or FSDP's
-ACTIVATIONS = 34  # bytes a row, layer and unit of width
+BLOCK = 12 * 12 * 768**2  # weights in the blocks of the `paper` preset
+OPTIMISER = 30  # bytes of memory traffic per weight: weights, moments, gradient, copy
+REPLICATED, SHARDED = 26, 24  # bytes per weight: float32 weights, moments, average, gradients; bf16 copy
+ACTIVATIONS = 34  # bytes per row, layer and unit of width
 VOCABULARY = 30_524
 
 
 @dataclass(frozen=True)
 class Run:
-    """rows: packed rows of an example after corruption, on average"""
+    """rows: mean number of packed rows per example after corruption"""
 
     name: str
     layers: int
@@ -65,14 +65,14 @@ RUNS = (
 
 
 def speed() -> float:
-    """Products a second in blocks, from the measured step: three passes of two products a weight and row."""
+    """Operations per second in blocks, from the measured step: three passes of two operations per weight and row."""
     step = _read("train_step-h200.json")
     seconds: float = step["milliseconds"] / 1e3 - OPTIMISER * BLOCK / MEMORY
     return 6 * BLOCK * GRAPHS_ROWS / seconds
 
 
 def computing(run: Run, gpus: int) -> float:
-    """Seconds of a step without the optimiser. The head passes four times: its products are computed again."""
+    """Seconds of a step without the optimiser. The head counts four passes, because its logits are recomputed."""
     rows = run.batch * run.rows / gpus
     seconds = 6 * run.blocks * rows / speed() + 8 * VOCABULARY * run.width * rows / TF32
     measured = RESULTS / "train_step-stories-h200.json"
@@ -83,7 +83,7 @@ def computing(run: Run, gpus: int) -> float:
 
 
 def replicated(run: Run, gpus: int) -> tuple[float, float]:
-    """Seconds of a step, and its share of communication, which follows the computation."""
+    """Seconds of a step, and the share of communication, which here does not overlap computation."""
     least = KERNELS * run.layers / 12 * REPLAYED
     work = max(computing(run, gpus), least) + OPTIMISER * run.weights / MEMORY
     sending = 0.0 if gpus == 1 else 2 * (gpus - 1) / gpus * 4 * run.weights / _bandwidth(gpus)
@@ -91,7 +91,7 @@ def replicated(run: Run, gpus: int) -> tuple[float, float]:
 
 
 def sharded(run: Run, gpus: int) -> tuple[float, float]:
-    """The same; communication and computation run side by side, kernels are not compiled and started by the host."""
+    """The same with FSDP: communication overlaps computation; kernels are eager and launched by the host."""
     work = max(EAGER * computing(run, gpus), KERNELS * run.layers / 12 * LAUNCHED)
     sending = 3 * (gpus - 1) / gpus * 4 * run.weights / _bandwidth(gpus)
     seconds = max(work, sending) + OPTIMISER * run.weights / gpus / MEMORY
@@ -99,7 +99,7 @@ def sharded(run: Run, gpus: int) -> tuple[float, float]:
 
 
 def memory(run: Run, gpus: int) -> tuple[float, float]:
-    """Bytes of a GPU, replicated and sharded: the state, activations, and what FSDP has gathered at a time."""
+    """Bytes on a GPU, replicated and sharded: state, activations, and the weights that FSDP gathers at a time."""
     activations = ACTIVATIONS * run.layers * run.width * run.batch * run.rows / gpus
     gathered = 4 * (2 * run.blocks / run.layers + 2 * VOCABULARY * run.width)
     return REPLICATED * run.weights + activations, SHARDED * run.weights / gpus + gathered + activations
@@ -138,7 +138,7 @@ def _read(name: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put it into docs/scaling.md")
+    parser.add_argument("--write", action="store_true", help="write it into docs/scaling.md")
     if parser.parse_args().write:
         page = PAGE.read_text(encoding="utf-8")
         between = re.compile(f"(?<={MARKS[0]}).*?(?={MARKS[1]})", re.DOTALL)

@@ -1,12 +1,12 @@
-"""What does a server hold out? It is started here, with `insertlm serve`, and asked through sockets.
+"""How much load does a server take? It starts `insertlm serve` and sends requests through sockets.
 
 python benchmarks/server.py stories-mini                  # the figures of docs/serving.md: ten minutes on 2 cores
 python benchmarks/server.py MODEL --seconds 5 --requests 200 --kills 20 --pairs 3
 
-- One client, then several at once, each asks for infillings of a fixed number of tokens, one after the other.
-- Latency: the same request through HTTP and from Python, in turn; the median of the differences.
-- Kills: clients that leave, politely or not, at a random moment; then nothing may be under way.
-- Memory: of the server's process while many short requests come from several clients, after the first tenth of them.
+- Throughput: one client, then several at once, send requests of a fixed number of tokens one after the other.
+- Latency: the median difference between a request through HTTP and the same call in Python, taken alternately.
+- Kills: clients disconnect at a random moment, cleanly or not; afterwards no text may be running.
+- Memory: of the server process during many short requests of several clients, after the first tenth of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEXT = "One day a little girl named Lily ___. Her mother said it was time to go 
 
 
 class Server:
-    """A server's process, and how to talk to it."""
+    """A process of `insertlm serve`."""
 
     def __init__(self, model: str) -> None:
         port = free_port()
@@ -58,7 +58,7 @@ class Server:
             except httpx.TransportError:
                 time.sleep(0.1)
 
-    def under_way(self) -> int:
+    def running_texts(self) -> int:
         text = httpx.get(f"{self.url}/metrics", timeout=60).text
         return sum(int(float(value)) for value in re.findall(r"^insertlm_texts_\w+\{.*\} (\S+)$", text, re.MULTILINE))
 
@@ -89,19 +89,19 @@ async def connected(server: Server, clients: int) -> AsyncIterator[httpx.AsyncCl
 
 
 async def load(server: Server, clients: int, seconds: float, tokens: int) -> dict[str, Any]:
-    """So many clients for so long; what is under way then is waited for, and counts."""
+    """Several clients send requests for some seconds. Requests that run at the end are finished and counted."""
     waits, errors, written, began = list[float](), 0, 0, time.perf_counter()
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
         nonlocal errors, written
-        turn = 0
+        sent = 0
         while (started := time.perf_counter()) < began + seconds:
-            answer = await client.post("/v1/infill", json=body(tokens, 1000 * number + turn))
+            answer = await client.post("/v1/infill", json=body(tokens, 1000 * number + sent))
             waits.append(time.perf_counter() - started)
             errors += answer.status_code != 200
             if answer.status_code == 200:
                 written += answer.json()["usage"]["completion_tokens"]
-            turn += 1
+            sent += 1
 
     async with connected(server, clients) as client:
         await asyncio.gather(*(one(client, number) for number in range(clients)))
@@ -128,7 +128,7 @@ def added_milliseconds(model: insertlm.Model, pairs: int, tokens: int) -> dict[s
             here = client.post("/v1/infill", json=body(tokens, seed)).json()
             if here["text"] != there.text:
                 raise SystemExit("the server and the Python API do not agree")
-            if number >= 0:  # the first ones set the libraries up
+            if number >= 0:  # the first ones initialise libraries
                 alone.append(1000 * (between - started))
                 differences.append(1000 * (time.perf_counter() - between) - alone[-1])
     return {
@@ -139,7 +139,7 @@ def added_milliseconds(model: insertlm.Model, pairs: int, tokens: int) -> dict[s
 
 @contextmanager
 def served_here(model: insertlm.Model) -> Iterator[str]:
-    """By this process, with the same weights: of two processes on a shared machine, one may be slower by a fifth."""
+    """Served by this process with the same weights: on a shared machine one of two processes may be a fifth slower."""
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(create_app([model]), port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
@@ -152,13 +152,13 @@ def served_here(model: insertlm.Model) -> Iterator[str]:
 
 
 def aside(function: Callable[..., Any], *arguments: Any) -> Any:
-    """In a thread that ends, as those of the server do (see server/worker.py)."""
+    """Call it in a thread that ends, as the server does (see server/worker.py)."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *arguments).result()
 
 
 async def kills(server: Server, count: int, tokens: int) -> dict[str, int]:
-    """Clients that leave in the middle of a stream, or before it."""
+    """Clients that disconnect before or during their stream."""
     draw = random.Random(0)
 
     async def one(number: int, pause: float, abort: bool) -> None:
@@ -179,17 +179,17 @@ async def kills(server: Server, count: int, tokens: int) -> dict[str, int]:
 
     await asyncio.gather(*(placed(number, draw.random(), draw.random() < 0.5) for number in range(count)))
     for _ in range(100):
-        if not (left := server.under_way()):
+        if not (left := server.running_texts()):
             break
         await asyncio.sleep(0.1)
     return {"kills": count, "left_after_kills": left}
 
 
 async def memory(server: Server, requests: int, clients: int, tokens: int = 3) -> dict[str, Any]:
-    sizes, turn = list[float](), iter(range(requests))
+    sizes, numbers = list[float](), iter(range(requests))
 
     async def one(client: httpx.AsyncClient) -> None:
-        for number in turn:
+        for number in numbers:
             (await client.post("/v1/infill", json=body(tokens, number))).raise_for_status()
             if number % max(1, requests // 20) == 0 and number >= requests // 10:
                 sizes.append(server.megabytes())

@@ -1,7 +1,8 @@
-"""Commands in several processes at once, none of which outlives us: for scripts that may be stopped at any time.
+"""Runs commands in several processes at once, for scripts that may be stopped at any time. No process outlives us.
 
-Children stay in our process group, so that whoever kills the group gets them too, but Ctrl-C, or a terminal that is
-closed, is for us alone: we ask them to end in their own way. On Linux the system ends them if we are killed.
+Children stay in our process group, so that killing the group kills them, too. But they ignore Ctrl-C and a closed
+terminal: we ask them to end with SIGTERM instead, so that they can save. On Linux the kernel kills them if we are
+killed.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from typing import Literal
 
 __all__ = ["Job", "run"]
 
-_TICK = 0.1  # seconds between looks
-_PATIENCE = 12.0  # seconds that children have to end once asked: a checkpoint of 90M weights takes about 6
+_TICK = 0.1  # seconds between polls
+_PATIENCE = 12.0  # seconds that children have to end: a checkpoint of 90M weights takes about 6
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Job:
-    """Commands that follow one another as long as each succeeds. All they print goes to the end of `log`.
+    """Commands that run one after the other as long as each succeeds. Their output is appended to `log`.
 
-    warm: whether the first of them, under way, has done what it can do before its turn, such as compiling
+    warm: whether the first command has finished what it can do early, such as compiling
     """
 
     name: str
@@ -49,19 +50,21 @@ def run(
     *,
     ahead: int = 0,
 ) -> bool:
-    """Carry out all jobs, the first commands of up to `at_once` at a time; whether we got through. What follows a first
-    command takes no place. Up to `ahead` more are started one by one before their turn, and held as soon as they are
+    """Run all jobs, with the first commands of up to `at_once` jobs at a time; returns whether all were run. Later
+    commands of a job do not count. Up to `ahead` more jobs are started early, one by one, and paused once they are
     warm.
 
-    `ended` hears of each: its last word if it failed, else None. A signal, or the time `until` (as time.monotonic() has
-    it), ends everything before: children are stopped, and of those `ended` hears nothing.
+    `ended` is called for each job with its last line of output if it failed, else with None. A signal, or the time
+    `until` (of time.monotonic()), stops everything early; `ended` is not called for jobs that are stopped.
     """
     waiting, running = deque(jobs), list[_Running]()
     with _asked_to_stop() as asked:
         try:
             while waiting or running:
                 over = [child for child in running if child.over()]
-                if asked() or time.monotonic() >= until:  # asked last: who is stopped with us has not failed
+                if (
+                    asked() or time.monotonic() >= until
+                ):  # after over(): children that the same signal stopped have not failed
                     return False
                 for child in over:
                     running.remove(child)
@@ -77,7 +80,7 @@ def run(
 
 
 def _give_places(running: Sequence[_Running], at_once: int) -> None:
-    """To those that were started first; others are held if they are warm."""
+    """Free places go to the jobs that were started first; the others are paused once they are warm."""
     free = at_once - sum(child.state == "placed" for child in running)
     early = [child for child in running if child.state in ("early", "held")]
     for child in early[:free]:
@@ -88,15 +91,16 @@ def _give_places(running: Sequence[_Running], at_once: int) -> None:
 
 
 def _room(running: Sequence[_Running], at_once: int, ahead: int) -> bool:
-    """Whether one more may be started: to have a place, or to be the only one that is getting warm."""
+    """Whether one more job may be started, either in a free place or as the only one that is warming up."""
     states = [child.state for child in running]
     return states.count("placed") < at_once or ("early" not in states and states.count("held") < ahead)
 
 
 class _Running:
-    """A job under way, at least one command of which there is. problem: what it ended with, None if all went well
+    """A job that is running. problem: the last line of output of a job that failed, else None
 
-    state: started before its turn, held until then, at its first command, or past it
+    state: early (started before there is a place), held (paused until then), placed (its first command has a place), or
+    past (its later commands, which need no place)
     """
 
     def __init__(self, job: Job) -> None:
@@ -115,7 +119,7 @@ class _Running:
         self.state = "placed"
 
     def over(self) -> bool:
-        """Looks, and starts the next command when it is its turn."""
+        """Whether the job has ended. Starts its next command if one is left."""
         code = self.process.poll()
         if code == 0 and self._waiting:
             self.process = self._start()
@@ -135,12 +139,12 @@ class _Running:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_tie_to_parent,  # noqa: PLW1509  # unsafe with threads, of which we have none
+                preexec_fn=_tie_to_parent,  # noqa: PLW1509  # unsafe with threads, but there are none here
             )
 
 
 def _tie_to_parent() -> None:
-    """In the child, before it becomes its command: what a terminal sends is not for it, and it ends when we do."""
+    """Runs in the child before its command: it ignores the terminal's signals, and is killed if we are."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -154,7 +158,7 @@ def _last_line(log: Path) -> str:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Signals that would end us are noted instead; the function tells whether there was one."""
+    """Catches signals that would end us; the function returns whether there was one."""
     seen: list[int] = []
     before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in _SIGNALS}
     try:
@@ -167,7 +171,7 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.terminate()
-        process.send_signal(signal.SIGCONT)  # who is held would hear nothing
+        process.send_signal(signal.SIGCONT)  # a paused process gets no signals
     limit = time.monotonic() + _PATIENCE
     for process in processes:
         try:

@@ -1,16 +1,16 @@
-"""The star-graph table: trains and evaluates every family on every task, several at a time, and can be stopped at will.
+"""The star-graph table: trains and evaluates every family on every task. It can be stopped at any time.
 
-python benchmarks/star_table.py --seeds 1 2 3 --side-by-side 4                      # on a GPU, all of it
+python benchmarks/star_table.py --seeds 1 2 3 --side-by-side 4                      # on a GPU, the whole table
 python benchmarks/star_table.py --ahead 2                                           # large models, one at a time
-python benchmarks/star_table.py --side-by-side 4 --deadline 550                     # part of it: call until it is done
-python benchmarks/star_table.py --preset mini --rates 1e-4 1e-3 --split validation  # which learning rate?
-python benchmarks/star_table.py --preset mini --rates ilm=3e-3 arm=1e-3             # one of its own for some families
+python benchmarks/star_table.py --side-by-side 4 --deadline 550                     # a part: repeat until it is done
+python benchmarks/star_table.py --preset mini --rates 1e-4 1e-3 --split validation  # compare learning rates
+python benchmarks/star_table.py --preset mini --rates ilm=3e-3 arm=1e-3             # a rate for each family
 python benchmarks/star_table.py --render runs/star-table/table.json                 # the results as Markdown
 
-Each cell is `insertlm train` and `insertlm evaluate` with a recipe; models are evaluated beside the next training. With
---ahead, cells begin before their turn and are held when they have compiled, so that the GPU hardly waits. What is done
-is not done again: a cell that was cut off goes on from its last checkpoint. The results, one record per row of the
-table, are written whenever a cell is done.
+Each experiment is `insertlm train` and `insertlm evaluate` with a recipe. A model is evaluated while the next one
+trains. With --ahead, experiments start early and are paused once they have compiled, so that the GPU hardly waits.
+Nothing is done twice: an interrupted experiment resumes from its last checkpoint. The results, one record per row of
+the table, are written whenever an experiment is done.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from side_by_side import Job
-    from star_cells import Cell
+    from star_experiments import Experiment
 
 TASKS = ("easy", "medium", "hard")
 FAMILIES = ("ilm", "arm", "mdm", "it", "armo")
-MARGIN = 15.0  # seconds before the deadline at which children are asked to stop
+MARGIN = 15.0  # seconds before the deadline at which child processes are asked to stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the table is complete."""
-    started = time.monotonic()  # before torch is imported, which may take a while
+    """The exit code; 0 if the table is complete."""
+    started = time.monotonic()  # before torch is imported, which takes seconds
     chosen = _arguments(arguments)
     from insertlm.core.errors import InsertlmError
     from insertlm.core.files import place_and_reason
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InsertlmError as error:
         _refuse(str(error))
     except BrokenPipeError:
-        os._exit(128 + signal.SIGPIPE)  # nobody is left to be told
+        os._exit(128 + signal.SIGPIPE)  # nobody reads the output any more
     except OSError as error:
         _refuse(place_and_reason(error))
 
@@ -59,12 +59,12 @@ def _carry_out(chosen: argparse.Namespace, started: float) -> int:
 
         print(markdown([record for path in chosen.render for record in _records(path)]))
         return 0
-    cells = _cells(chosen)
-    if not cells:
+    experiments = _experiments(chosen)
+    if not experiments:
         _refuse("no recipe for this task and family")
     if chosen.side_by_side < 1 or chosen.ahead < 0:
         _refuse("expected --side-by-side 1 or more, --ahead 0 or more")
-    table = _Table(cells, chosen.folder, chosen.out or chosen.folder / "table.json")
+    table = _Table(experiments, chosen.folder, chosen.out or chosen.folder / "table.json")
     return table.fill(chosen.side_by_side, chosen.ahead, started + chosen.deadline - MARGIN)
 
 
@@ -81,7 +81,9 @@ class _Parser(argparse.ArgumentParser):
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="armo: star-easy alone")
+    parser.add_argument(
+        "--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="armo exists for star-easy only"
+    )
     parser.add_argument("--preset", choices=("mini", "paper"), default="paper", help="of the model (default: paper)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N", help="of training (default: 1)")
     parser.add_argument(
@@ -90,35 +92,37 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=_rate,
         default=[],
         metavar="R",
-        help="rates, or FAMILY=R (default: the recipe's)",
+        help="learning rates, or FAMILY=R (default: the recipe's)",
     )
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="to evaluate (default: test)")
     parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), dest="changes")
     parser.add_argument("--folder", type=Path, default=Path("runs/star-table"), help="of the runs and their logs")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON (default: FOLDER/table.json)")
     parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="trainings at a time (default: 1)")
-    parser.add_argument("--ahead", type=int, default=0, metavar="N", help="cells that wait, compiled (default: 0)")
-    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="end by then, done or not")
+    parser.add_argument(
+        "--ahead", type=int, default=0, metavar="N", help="experiments that wait, compiled (default: 0)"
+    )
+    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="stop after this time")
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
     parser.add_argument("--render", nargs="+", type=Path, metavar="FILE", help="print the Markdown of such JSON files")
     return parser.parse_args(arguments)
 
 
-def _cells(chosen: argparse.Namespace) -> list[Cell]:
-    """The first seed of everything comes before the second of anything."""
-    from star_cells import RECIPES, Cell
+def _experiments(chosen: argparse.Namespace) -> list[Experiment]:
+    """All experiments. The first seed of all of them comes before the second seed of any."""
+    from star_experiments import RECIPES, Experiment
 
     changes = tuple((key, value) for key, value in chosen.changes)
     options = ("--device", chosen.device) if chosen.device else ()
-    cells = [
-        Cell(chosen.folder, task, family, chosen.preset, seed, rate, chosen.split, changes, options)
+    experiments = [
+        Experiment(chosen.folder, task, family, chosen.preset, seed, rate, chosen.split, changes, options)
         for seed, task, family in product(chosen.seeds, chosen.tasks, chosen.families)
         if (RECIPES / f"star_{task}" / f"{family}.yaml").is_file()
         for rate in _rates(chosen.rates, family)
     ]
-    for cell in cells:
-        _ = cell.recipe  # a wrong one is refused before anything is written
-    return cells
+    for experiment in experiments:
+        _ = experiment.recipe  # a wrong recipe is refused before anything is written
+    return experiments
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
@@ -140,16 +144,17 @@ def _rate(word: str) -> str:
 
 
 def _rates(words: Sequence[str], family: str) -> Sequence[str | None]:
-    """Its own, else those of all, else the recipe's."""
+    """The rates given for this family, else those given for all, else the recipe's."""
     own = [word.removeprefix(f"{family}=") for word in words if word.startswith(f"{family}=")]
     return own or [word for word in words if "=" not in word] or [None]
 
 
 class _Table:
-    """The cells asked for, and what has become of them so far: records, by cell, and problems of those that failed."""
+    """The experiments with the records of those that are done and the problems of those that failed."""
 
-    def __init__(self, cells: Sequence[Cell], folder: Path, out: Path) -> None:
-        self.cells, self.folder, self.out = {cell.name: cell for cell in cells}, folder, out
+    def __init__(self, experiments: Sequence[Experiment], folder: Path, out: Path) -> None:
+        self.experiments = {experiment.name: experiment for experiment in experiments}
+        self.folder, self.out = folder, out
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.problems: dict[str, str] = {}
 
@@ -157,40 +162,40 @@ class _Table:
         from side_by_side import run
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        jobs = [job for cell in self.cells.values() if (job := self._job(cell))]
-        self._write()  # if it cannot be written, now is the time to know
+        jobs = [job for experiment in self.experiments.values() if (job := self._job(experiment))]
+        self._write()  # an unwritable file should be noticed before hours of training
         run(jobs, at_once, lambda job, problem: self._ended(job.name, problem), until, ahead=ahead)
-        cut_off = [name for name in self.cells if name not in self.records and name not in self.problems]
-        for name in cut_off:  # some of its evaluations may be there
-            self.records[name] = self.cells[name].records()
+        cut_off = [name for name in self.experiments if name not in self.records and name not in self.problems]
+        for name in cut_off:  # some of their evaluations may be done
+            self.records[name] = self.experiments[name].records()
         self._write()
         self._print()
         if cut_off:
             print(f"stopped with {len(cut_off)} to go; the same command goes on")
         return 1 if cut_off or self.problems else 0
 
-    def _job(self, cell: Cell) -> Job | None:
-        """What there is to do, if anything."""
+    def _job(self, experiment: Experiment) -> Job | None:
+        """The commands that are left, if there are any."""
         from side_by_side import Job
 
         from insertlm.core.errors import InsertlmError
 
         try:
-            missing = cell.missing()
+            missing = experiment.missing()
         except InsertlmError as error:
-            self._ended(cell.name, str(error))
+            self._ended(experiment.name, str(error))
             return None
         if not missing:
-            self._ended(cell.name, None)
+            self._ended(experiment.name, None)
             return None
         commands = [[sys.executable, "-m", "insertlm", *words] for words in missing]
-        return Job(cell.name, commands, self._log(cell.name), cell.warm)
+        return Job(experiment.name, commands, self._log(experiment.name), experiment.warm)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
     def _ended(self, name: str, problem: str | None) -> None:
-        records = [] if problem else self.cells[name].records()
+        records = [] if problem else self.experiments[name].records()
         if records:
             self.records[name] = records
             self._write()
@@ -199,12 +204,12 @@ class _Table:
         else:
             self.problems[name] = problem or "it left no results"
             word = f"FAILED: {self.problems[name]}" + (f" (log: {log})" if (log := self._log(name)).is_file() else "")
-        print(f"{len(self.records) + len(self.problems)} of {len(self.cells)}  {name}: {word}", flush=True)
+        print(f"{len(self.records) + len(self.problems)} of {len(self.experiments)}  {name}: {word}", flush=True)
 
     def _write(self) -> None:
         from insertlm.core.files import write_atomically
 
-        records = [record for name in self.cells for record in self.records.get(name, [])]
+        records = [record for name in self.experiments for record in self.records.get(name, [])]
         write_atomically(self.out, f"{json.dumps(records, indent=2)}\n".encode())
 
     def _print(self) -> None:
@@ -212,10 +217,10 @@ class _Table:
 
         from insertlm.cli.terminal import standard_output
 
-        table = Table("cell", "decoding", box=None)
+        table = Table("experiment", "decoding", box=None)
         for name in ("exact %", "token %", "minutes"):
             table.add_column(name, justify="right")
-        for name in self.cells:
+        for name in self.experiments:
             for each in self.records.get(name, []):
                 numbers = (each["sequence_accuracy"], each["token_accuracy"], each["training_minutes"])
                 table.add_row(name, each["decoding"], *(f"{number:.1f}" for number in numbers))

@@ -1,10 +1,10 @@
-"""How fast is text tokenised? (megabytes a second of one core's time)
+"""How many megabytes of text are tokenised in a second of one core's time?
 
 python benchmarks/tokenise.py FILE --tokenizer tokenizer.json
-python benchmarks/tokenise.py FILE --size 8192       # with one made from the file first
+python benchmarks/tokenise.py FILE --size 8192       # trains a tokenizer on the file first
 
-Reading and unpacking the file is not timed; encoding is, as a process that builds a store does it, with the array of
-ids and the split of every document. Time is that of the processor, so that a busy machine does not matter.
+Reading and unpacking the file is not timed. Encoding is timed as in the processes that build a corpus store, with the
+array of ids and the split of every document, in processor time, so that other load does not matter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", help=".txt or .jsonl, also with .gz, .xz or .zst")
     parser.add_argument("--tokenizer", help="tokenizer.json, vocab.txt or a hub name")
-    parser.add_argument("--size", type=int, default=8192, help="without --tokenizer: of the one to make")
+    parser.add_argument("--size", type=int, default=8192, help="size of the tokenizer to train, without --tokenizer")
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--repetitions", type=int, default=5)
     arguments = parser.parse_args()
@@ -42,7 +42,7 @@ def main() -> None:
     size = sum(len(document.data) for document in chosen)
     speeds, tokens = [], 0
     for _ in range(arguments.repetitions):
-        encode = Encoder(SubwordTokenizer.from_json(tokenizer.json), Options(block=1 << 20))  # that knows no word yet
+        encode = Encoder(SubwordTokenizer.from_json(tokenizer.json), Options(block=1 << 20))  # with an empty cache
         started = time.process_time()
         tokens = int(np.frombuffer(encode(chosen, source.kind).lengths, np.int64).sum())
         speeds.append(size / 1e6 / (time.process_time() - started))

@@ -1,4 +1,4 @@
-"""How long is a training step on star-hard? (milliseconds, corruption and optimiser included)
+"""How many milliseconds does a training step on star-hard take, with corruption and optimiser?
 
 python benchmarks/train_step.py --preset paper                        # on a GPU
 python benchmarks/train_step.py --layers 4 --width 256 --threads 2    # on a CPU
@@ -24,7 +24,7 @@ from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import WordTokenizer
 from insertlm.training.step import TrainStep
 
-BLOCK, WORDS = 1024, 30_516  # with six special tokens, the published vocabulary
+BLOCK, WORDS = 1024, 30_516  # with six special tokens this is the published vocabulary
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def stories(count: int = 20_000) -> Examples:
-    """Random words, as many in a text as there are in a story of TinyStories (mean 205, deviation 75), cut at BLOCK."""
+    """Texts of random words, as long as those of TinyStories (mean 205, standard deviation 75), cut at BLOCK."""
     draw = np.random.default_rng(0)
     length = np.clip(draw.gamma(7.5, 205 / 7.5, count), 20, BLOCK).astype(np.int32)
     target = draw.integers(0, WORDS, (count, BLOCK), dtype=np.int32)

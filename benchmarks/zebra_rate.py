@@ -1,9 +1,9 @@
-"""How many zebra puzzles are made in a second, on all cores this process may use?
+"""How many zebra puzzles per second are generated on all cores that this process may use?
 
 python benchmarks/zebra_rate.py                    # of the training split
 python benchmarks/zebra_rate.py --split test       # nine in ten candidates belong to another split
 
-On a machine with other work, per_core_second tells what the wall clock does not: puzzles per second of a core's time.
+On a busy machine look at per_core_second: puzzles per second of processor time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""benchmarks/star_table.py: the star-graph table is what its cells say, can be stopped, and is written as Markdown."""
+"""benchmarks/star_table.py: the star-graph table shows its experiments, can be stopped, and is written as Markdown."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import side_by_side
-import star_cells
+import star_experiments
 import star_table
 import torch
 from render_table import PAPER, PUBLISHED_WAYS, markdown
 from side_by_side import Job
-from star_cells import WAYS, Cell
+from star_experiments import WAYS, Experiment
 
 from insertlm.core.errors import InsertlmError
 from insertlm.storage import checkpoints as checkpoint
@@ -25,64 +25,70 @@ from insertlm.storage import checkpoints as checkpoint
 # --- Cells
 
 
-def cell_of(folder: Path, family: str = "ilm", **changes: Any) -> Cell:
+def experiment_of(folder: Path, family: str = "ilm", **changes: Any) -> Experiment:
     parts = {"task": "easy", "preset": "mini", "seed": 2, "rate": None, "split": "test", "changes": (), "options": ()}
-    return Cell(folder=folder, family=family, **{**parts, **changes})
+    return Experiment(folder=folder, family=family, **{**parts, **changes})
 
 
-def test_a_cell_is_a_training_and_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_experiment_is_a_training_and_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[1])
-    cell = cell_of(tmp_path, rate="1e-3", changes=(("train.steps", "7"),), options=("--device", "cpu"))
+    experiment = experiment_of(tmp_path, rate="1e-3", changes=(("train.steps", "7"),), options=("--device", "cpu"))
     run = str(tmp_path / "easy-ilm-mini-seed2-rate1e-3")
     train = f"train recipes/star_easy/ilm.yaml --run {run} --model.preset mini --train.seed 2"
     train += " --optim.learning_rate 1e-3 --train.steps 7 --device cpu"
     evaluate = f"evaluate {run} --split test --out {run}/evaluation-test.json --device cpu"
-    assert [" ".join(words) for words in cell.missing()] == [train, evaluate]
-    assert (cell.recipe.optim.learning_rate, cell.recipe.train.steps, cell.recipe.model.width) == (1e-3, 7, 128)
-    assert cell.records() == []
+    assert [" ".join(words) for words in experiment.missing()] == [train, evaluate]
+    assert (experiment.recipe.optim.learning_rate, experiment.recipe.train.steps, experiment.recipe.model.width) == (
+        1e-3,
+        7,
+        128,
+    )
+    assert experiment.records() == []
 
 
 def test_some_families_are_evaluated_in_several_ways(tmp_path: Path) -> None:
-    mdm, it = cell_of(tmp_path, "mdm"), cell_of(tmp_path, "it", split="validation")
+    mdm, it = experiment_of(tmp_path, "mdm"), experiment_of(tmp_path, "it", split="validation")
     assert [mdm.evaluation(way)[-2:] for way in mdm.ways] == [
         ["--decode.order", order] for order in ("random", "certainty", "margin")
     ]
     assert [it.evaluation(way)[-1] for way in it.ways] == ["1", "0", "0.5"]
-    outs = [Path(cell.evaluation(way)[5]).name for cell in (mdm, it) for way in cell.ways]
+    outs = [Path(experiment.evaluation(way)[5]).name for experiment in (mdm, it) for way in experiment.ways]
     assert outs[0] == "evaluation-test-order-random.json"
     assert outs[-2] == "evaluation-validation-parallel-0.json"
     assert len(set(outs)) == 6
 
 
 def test_of_several_ways_those_that_are_missing_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cell, "_trained", lambda _: True)
-    cell = cell_of(tmp_path, "mdm")
-    random, certainty, margin = cell.ways
-    file = Path(cell.evaluation(certainty)[5])
+    monkeypatch.setattr(Experiment, "_trained", lambda _: True)
+    experiment = experiment_of(tmp_path, "mdm")
+    random, certainty, margin = experiment.ways
+    file = Path(experiment.evaluation(certainty)[5])
     file.parent.mkdir()
-    file.write_text(json.dumps({"step": cell.recipe.train.steps}))
-    assert cell.missing() == [cell.evaluation(random), cell.evaluation(margin)]
+    file.write_text(json.dumps({"step": experiment.recipe.train.steps}))
+    assert experiment.missing() == [experiment.evaluation(random), experiment.evaluation(margin)]
 
 
 @pytest.mark.parametrize("family", WAYS)
 def test_one_way_of_each_family_is_compared_with_the_paper(tmp_path: Path, family: str) -> None:
-    cell, scores = cell_of(tmp_path, family), defaultdict[str, Any](int)
-    told = [cell._evaluated(way, scores)["decoding"] for way in cell.ways]
+    experiment, scores = experiment_of(tmp_path, family), defaultdict[str, Any](int)
+    told = [experiment._evaluated(way, scores)["decoding"] for way in experiment.ways]
     assert sum(decoding in PUBLISHED_WAYS for decoding in told) == 1
 
 
 def test_seeds_splits_and_tasks_are_those_asked_for() -> None:
     """The first seed of everything comes before the second of anything."""
     words = ["--seeds", "4", "2", "--tasks", "easy", "hard", "--families", "ilm", "armo", "--split", "validation"]
-    cells = star_table._cells(star_table._arguments(words))
+    experiments = star_table._experiments(star_table._arguments(words))
     rows = [("easy", "ilm"), ("easy", "armo"), ("hard", "ilm")]
-    assert [(cell.seed, cell.task, cell.family) for cell in cells] == [(seed, *row) for seed in (4, 2) for row in rows]
-    assert {cell.split for cell in cells} == {"validation"}
+    assert [(experiment.seed, experiment.task, experiment.family) for experiment in experiments] == [
+        (seed, *row) for seed in (4, 2) for row in rows
+    ]
+    assert {experiment.split for experiment in experiments} == {"validation"}
 
 
 def test_a_recipe_that_is_wrong_is_known_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(InsertlmError, match=r"--train\.steps: expected int, got 'many'"):
-        cell_of(tmp_path, changes=(("train.steps", "many"),)).missing()
+        experiment_of(tmp_path, changes=(("train.steps", "many"),)).missing()
 
 
 # --- The table, from end to end
@@ -110,7 +116,7 @@ def table(folder: Path, *arguments: str) -> int:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of one good cell and one that fails."""
+    """A table of one good experiment and one that fails."""
     folder = tmp_path_factory.mktemp("table")
     (folder / "easy-ilm-mini-seed1-rate2e-3").write_text("in the way")
     assert table(folder, "--families", "ilm", "--rates", "1e-3", "2e-3", "--side-by-side", "2") == 1
@@ -122,7 +128,7 @@ def records_in(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_failed_cell_does_not_stop_the_others(folder: Path) -> None:
+def test_a_failed_experiment_does_not_stop_the_others(folder: Path) -> None:
     [record] = records_in(folder / "table.json")
     assert (record["task"], record["family"], record["preset"], record["seed"]) == ("star-easy", "ilm", "mini", 1)
     assert (record["rate"], record["graphs"], record["steps"], record["batch_size"]) == (1e-3, 64, 4, 64)
@@ -154,8 +160,8 @@ def test_what_is_done_is_not_done_again(
 
 def test_only_what_is_missing_is_done(folder: Path) -> None:
     def missing(**others: Any) -> list[str]:
-        cell = cell_of(folder, **{"seed": 1, "rate": "1e-3", "changes": tuple(TINY.items()), **others})
-        return [words[0] for words in cell.missing()]
+        experiment = experiment_of(folder, **{"seed": 1, "rate": "1e-3", "changes": tuple(TINY.items()), **others})
+        return [words[0] for words in experiment.missing()]
 
     assert missing() == []
     assert missing(split="validation") == ["evaluate"]
@@ -166,59 +172,61 @@ def test_only_what_is_missing_is_done(folder: Path) -> None:
 def test_what_was_cut_off_is_missing(folder: Path, tmp_path: Path) -> None:
     """A training whose last checkpoint is not the last step, and an evaluation of an earlier one."""
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    cell = cell_of(tmp_path, seed=1, rate="1e-3", changes=tuple(TINY.items()))
-    file = cell.run / "evaluation-test.json"
+    experiment = experiment_of(tmp_path, seed=1, rate="1e-3", changes=tuple(TINY.items()))
+    file = experiment.run / "evaluation-test.json"
     file.write_text(json.dumps({**json.loads(file.read_bytes()), "step": 2}))
-    assert cell.missing() == [cell.evaluation({})]
-    checkpoints = cell.run / "checkpoints"
+    assert experiment.missing() == [experiment.evaluation({})]
+    checkpoints = experiment.run / "checkpoints"
     (checkpoints / "step-00000004").rename(checkpoints / "step-00000002")
-    assert cell.missing() == [cell.training(), cell.evaluation({})]
+    assert experiment.missing() == [experiment.training(), experiment.evaluation({})]
 
 
 def test_a_training_is_warm_when_it_has_logged_steps_since_its_last_checkpoint(tmp_path: Path) -> None:
-    cell = cell_of(tmp_path)
-    log = cell.run / "metrics.jsonl"
-    assert not cell.warm()
-    cell.run.mkdir()
+    experiment = experiment_of(tmp_path)
+    log = experiment.run / "metrics.jsonl"
+    assert not experiment.warm()
+    experiment.run.mkdir()
     log.write_text('{"step": 200}\n')
-    assert cell.warm()
-    checkpoint.save(cell.run / "checkpoints", 400, {"weights": {"x": torch.zeros(1)}}, 1)
+    assert experiment.warm()
+    checkpoint.save(experiment.run / "checkpoints", 400, {"weights": {"x": torch.zeros(1)}}, 1)
     log.write_text('{"step": 200}\n{"step": 400}\n')  # what a resumed run begins with
-    assert not cell.warm()
+    assert not experiment.warm()
     log.write_text('{"step": 400}\n{"step": 600}\n')
-    assert cell.warm()
+    assert experiment.warm()
 
 
-def test_cells_may_begin_before_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experiments_may_begin_before_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, bool]] = []
 
     def run(jobs: Sequence[Job], at_once: int, ended: object, until: float, *, ahead: int) -> None:
         asked.extend((at_once, ahead, job.warm()) for job in jobs)
 
     monkeypatch.setattr(side_by_side, "run", run)
-    monkeypatch.setattr(Cell, "warm", lambda cell: cell.family == "it")
+    monkeypatch.setattr(Experiment, "warm", lambda experiment: experiment.family == "it")
     table(tmp_path, "--families", "ilm", "it", "--side-by-side", "3", "--ahead", "2")
     assert asked == [(3, 2, False), (3, 2, True)]
 
 
 def test_training_is_told_in_minutes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(star_cells, "training_seconds", lambda log, steps: [90.0 for _ in steps])
-    [found] = cell_of(folder, seed=1, rate="1e-3", changes=tuple(TINY.items())).records()
+    monkeypatch.setattr(star_experiments, "training_seconds", lambda log, steps: [90.0 for _ in steps])
+    [found] = experiment_of(folder, seed=1, rate="1e-3", changes=tuple(TINY.items())).records()
     assert found["training_minutes"] == 1.5
 
 
-def test_a_record_tells_the_seed_of_its_cell(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Cell, "_trained", lambda _: True)
-    cell = cell_of(tmp_path, seed=3, changes=tuple(TINY.items()))
-    shutil.copytree(folder / "easy-ilm-mini-seed1-rate1e-3", cell.run)
-    assert [found["seed"] for found in cell.records()] == [3]
+def test_a_record_tells_the_seed_of_its_experiment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Experiment, "_trained", lambda _: True)
+    experiment = experiment_of(tmp_path, seed=3, changes=tuple(TINY.items()))
+    shutil.copytree(folder / "easy-ilm-mini-seed1-rate1e-3", experiment.run)
+    assert [found["seed"] for found in experiment.records()] == [3]
 
 
-def test_what_is_there_of_a_cell_that_was_cut_off_is_kept(
+def test_what_is_there_of_a_experiment_that_was_cut_off_is_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     limits: list[float] = []
-    monkeypatch.setattr(Cell, "missing", lambda _: [["evaluate"]])
+    monkeypatch.setattr(Experiment, "missing", lambda _: [["evaluate"]])
     monkeypatch.setattr(side_by_side, "run", lambda jobs, at_once, ended, until, ahead: limits.append(until))
     start, out = time.monotonic(), tmp_path / "table.json"
     assert table(folder, "--families", "ilm", "--rates", "1e-3", "--deadline", "1000", "--out", str(out)) == 1
@@ -233,10 +241,10 @@ def test_a_deadline_that_is_over_starts_nothing(tmp_path: Path, capsys: pytest.C
     assert records_in(tmp_path / "table.json") == []
 
 
-def test_a_cell_without_results_has_failed(
+def test_a_experiment_without_results_has_failed(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Cell, "records", lambda _: [])
+    monkeypatch.setattr(Experiment, "records", lambda _: [])
     assert table(folder, "--families", "ilm", "--rates", "1e-3", "--out", str(folder / "empty.json")) == 1
     assert "1 of 1  easy-ilm-mini-seed1-rate1e-3: FAILED: it left no results (log: " in capsys.readouterr().out
 

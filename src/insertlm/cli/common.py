@@ -32,7 +32,7 @@ __all__ = [
     "write_json_lines",
 ]
 
-_BATCH = 64  # sequences that are written at once
+_BATCH = 64  # sequences written at once
 
 
 def load_model(args: Namespace) -> Model:

@@ -1,6 +1,6 @@
-"""The commands that measure texts: `evaluate nll | infilling | judge | frontier`.
+"""The commands `evaluate nll | infilling | judge | frontier`, which measure texts.
 
-Each keeps what it has done in a journal beside its JSON file and goes on from there when it is called again.
+Each keeps its results in a journal beside its JSON file, so that a stopped command goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate_frontier", "evaluate_infilling", "evaluate_judge", "evaluate_nll"]
 
-_WRITTEN = 100  # texts that a run writes if no count is given
+_WRITTEN = 100  # texts that a run writes without --count
 _SWEEP = ("temperature", ["0.6", "0.8", "1"])
-_NAMED = 10  # empty texts whose numbers are printed
+_NAMED = 10  # most numbers of empty texts that are printed
 
 
 def evaluate_nll(args: Namespace) -> None:
@@ -158,7 +158,7 @@ def _evaluator(args: Namespace) -> Evaluator:
 
 
 def _named(evaluator: Evaluator) -> dict[str, str | None]:
-    return {"evaluator": evaluator.name, "bos": evaluator.bos}  # None: the evaluator's own
+    return {"evaluator": evaluator.name, "bos": evaluator.bos}  # bos None: the evaluator's own
 
 
 def _score(texts: list[str], evaluator: Evaluator, journal: Journal) -> list[Any]:
@@ -174,7 +174,7 @@ def _lengths(scores: list[Any]) -> list[int]:
 
 
 def _texts(args: Namespace, journal: Journal) -> list[str]:
-    """From a file, or written by a run."""
+    """The texts of a file, or texts that a run writes."""
     if not _is_run(args.source):
         if args.overrides:
             raise InsertlmError(f"--{args.overrides[0][0]}: expected a run, which can decode; {args.source} is a file")
@@ -188,7 +188,8 @@ def _texts(args: Namespace, journal: Journal) -> list[str]:
 
 
 def _is_run(source: str) -> bool:
-    """A folder, or what can only be the name of a model: what follows its last dot, if it has one, is a number."""
+    """Whether it is a folder, or the name of a model rather than of a file. A suffix that is no number, as in `a.txt`,
+    makes it a file; `org/model-1.5` is a model."""
     path = Path(source)
     return path.is_dir() or not (path.is_file() or re.match(r"\.[^\d]", path.suffix))
 
@@ -198,7 +199,7 @@ def _name(source: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Fit for a file's name."""
+    """A name with the characters that a file name may have."""
     return re.sub(r"[^\w.-]+", "-", name)
 
 
@@ -215,7 +216,7 @@ def _out(args: Namespace, default: str) -> Path:
 
 
 def _journal(out: Path) -> Path:
-    """Beside the result, under a name that no file of texts has by chance."""
+    """Beside the result, with a suffix that no file of texts is likely to have."""
     return out.with_suffix(".journal.jsonl")
 
 

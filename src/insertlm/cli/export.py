@@ -1,4 +1,4 @@
-"""The command that takes a model to other places: `export`."""
+"""The command `export`: a model as a folder for transformers, and on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def export(args: Namespace) -> None:
 
     if args.folder is not None:
         check_place(args.folder.resolve())
-    model = load(args.model, "cpu")  # where weights keep their full precision
+    model = load(args.model, "cpu")  # on a GPU weights would be bfloat16
     with TemporaryDirectory(prefix="insertlm-") as scratch:
         folder = args.folder or Path(scratch) / "export"
         write(model, folder, args.push)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
-_LISTED = 10  # results of `generate` that get a line each
+_LISTED = 10  # most results that are listed
 
 
 def generate(args: Namespace) -> None:

@@ -83,7 +83,7 @@ def _print(written: Sequence[Infilling], args: Namespace) -> None:
         elif console.is_terminal:
             console.print(show_spans(infilling.spans), soft_wrap=True)
         else:
-            print(infilling.text)  # as it is: rich would change tabs
+            print(infilling.text)  # not by rich, which replaces tabs
 
 
 def _print_json(infilling: Infilling) -> None:

@@ -11,8 +11,8 @@ __all__ = ["lm_eval"]
 
 
 def lm_eval(arguments: Sequence[str]) -> None:
-    """Run `lm_eval` with these arguments. The harness has a fixed table of models and looks for no others, so ours must
-    be imported before it starts."""
+    """Run `lm_eval` with these arguments. The harness has a fixed table of models and finds no others by itself, so our
+    model is imported before it starts, which adds it to the table."""
     try:
         from lm_eval.__main__ import cli_evaluate
 

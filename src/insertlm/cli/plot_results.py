@@ -1,4 +1,4 @@
-"""The commands that draw what evaluations found: `plot accuracy` of tasks, `plot frontier | time | judge` of texts."""
+"""The plots of results: `plot accuracy` of tasks, `plot frontier | time | judge` of texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_accuracy", "plot_frontier", "plot_judge", "plot_time"]
 
-_FAMILIAR = {"points": "evaluate frontier", "rubrics": "evaluate judge", "sequence_accuracy": "evaluate RUN"}
+_COMMANDS = {"points": "evaluate frontier", "rubrics": "evaluate judge", "sequence_accuracy": "evaluate RUN"}
 
 
 def plot_frontier(args: Namespace) -> None:
@@ -60,7 +60,7 @@ def plot_accuracy(args: Namespace) -> None:
     labels = [_label(each, found) for each in found]
     results = [
         Result(label, each.sequence_accuracy, each.count, each.sizes)
-        for label, each in zip(_told_apart(labels, labels, args.files), found, strict=True)
+        for label, each in zip(_distinct(labels, labels, args.files), found, strict=True)
     ]
     save(accuracy_figure(results), args.out)
     print(f"wrote {args.out}")
@@ -73,7 +73,7 @@ _Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 
 class _Evaluation(msgspec.Struct):
-    """What a picture needs of a record; older ones do not tell the family. sizes: see _by_size"""
+    """The fields of a record that the plot needs. Older records have no family. sizes: see _by_size"""
 
     model: str
     split: str
@@ -89,7 +89,7 @@ class _Evaluation(msgspec.Struct):
 
 
 def _label(each: _Evaluation, found: Sequence[_Evaluation]) -> str:
-    """The family, the model if the family has several, and what was decoded otherwise than by others of the family."""
+    """The family; the model, if the family has several; and the decoding settings that differ within the family."""
     kin = [other for other in found if other.name == each.name]
     model = f" ({each.model})" if len({other.model for other in kin}) > 1 else ""
     own = {key: value for key, value in each.decode.items() if any(other.decode.get(key) != value for other in kin)}
@@ -98,7 +98,7 @@ def _label(each: _Evaluation, found: Sequence[_Evaluation]) -> str:
 
 
 def _by_size(record: dict[str, Any]) -> dict[tuple[int, int], Any]:
-    """Of zebra puzzles: the accuracy by houses and attributes."""
+    """For zebra puzzles: the accuracy by numbers of houses and attributes."""
     matches = ((re.fullmatch(r"sequence_accuracy_(\d)x(\d)", key), share) for key, share in record.items())
     return {(int(match[1]), int(match[2])): share for match, share in matches if match}
 
@@ -127,7 +127,7 @@ class _Sweep(msgspec.Struct):
 
     @property
     def name(self) -> tuple[str, ...]:
-        """What its lines are called."""
+        """The names of its lines."""
         return self.label, *(key for point in self.points[:1] for key in point.settings)
 
 
@@ -147,8 +147,8 @@ class _Verdicts(msgspec.Struct):
 
 
 def _traces(sweeps: Sequence[_Sweep], x: str) -> list[Trace]:
-    """A line through points that differ in the first key of a sweep only; its label tells the others. x: entropy or
-    seconds"""
+    """Lines through points that differ only in the first key of a sweep; the label of a line names the other keys.
+    x: entropy or seconds"""
     from insertlm.plots import Trace
 
     traces = []
@@ -163,23 +163,23 @@ def _traces(sweeps: Sequence[_Sweep], x: str) -> list[Trace]:
                 lines[label].append((place, found.nll, f"{value}"))
         traces += [Trace(label, *zip(*line, strict=True)) for label, line in lines.items()]
     if not traces:
-        raise InsertlmError("nothing to draw: all texts of all points are empty")
+        raise InsertlmError("nothing to draw: the texts of all points are empty")
     return traces
 
 
 # --- Reading
 
 
-_Told = TypeVar("_Told", _Sweep, _Verdicts)
+_OfTexts = TypeVar("_OfTexts", _Sweep, _Verdicts)
 _Result = TypeVar("_Result", _Sweep, _Verdicts, _Evaluation)
 
 
-def _read(files: Sequence[Path], holds: str, kind: type[_Told]) -> list[_Told]:
-    """The results of one kind of evaluation, by one evaluator or judge, with labels that tell them apart."""
+def _read(files: Sequence[Path], holds: str, kind: type[_OfTexts]) -> list[_OfTexts]:
+    """The results of one kind of evaluation, all by one evaluator or judge, with distinct labels."""
     found = [_result(path, holds, kind) for path in files]
     by = "evaluator" if kind is _Sweep else "judge"
     _refuse_to_mix(files, [getattr(each, by) for each in found], by, "by")
-    labels = _told_apart([each.label for each in found], [each.name for each in found], files)
+    labels = _distinct([each.label for each in found], [each.name for each in found], files)
     return [msgspec.structs.replace(each, label=label) for each, label in zip(found, labels, strict=True)]
 
 
@@ -191,8 +191,8 @@ def _refuse_to_mix(files: Sequence[Path], found: Sequence[str], key: str, how: s
             )
 
 
-def _told_apart(labels: Sequence[str], names: Sequence[Any], files: Sequence[Path]) -> list[str]:
-    """With the file behind a label whose name is that of another, too."""
+def _distinct(labels: Sequence[str], names: Sequence[Any], files: Sequence[Path]) -> list[str]:
+    """The labels; where several results have one name, with the file in brackets."""
     return [
         f"{label} ({path})" if names.count(name) > 1 else label
         for label, name, path in zip(labels, names, files, strict=True)
@@ -200,7 +200,7 @@ def _told_apart(labels: Sequence[str], names: Sequence[Any], files: Sequence[Pat
 
 
 def _result(path: Path, holds: str, kind: type[_Result]) -> _Result:
-    expected = f"expected a result of insertlm {_FAMILIAR[holds]}"
+    expected = f"expected a result of insertlm {_COMMANDS[holds]}"
     try:
         record = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except OSError as error:
@@ -216,5 +216,5 @@ def _result(path: Path, holds: str, kind: type[_Result]) -> _Result:
 
 
 def _refuse_constant(name: str) -> None:
-    """NaN and infinities, which Python would read."""
+    """Refuse NaN and infinities, which are not JSON but which Python would read."""
     raise ValueError(name)

@@ -1,4 +1,4 @@
-"""The commands that draw runs and what their models write: `plot trajectory | graph | puzzle | training`."""
+"""The plots of runs and of what their models write: `plot trajectory | graph | puzzle | training`."""
 
 from __future__ import annotations
 
@@ -56,9 +56,11 @@ def plot_training(args: Namespace) -> None:
         raise InsertlmError(
             f"no validation accuracy in {', '.join(silent)}; expected runs of tasks, with train.validate_every above 0"
         )
-    recipes = {run: load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs}  # seeds share a label
+    recipes = {
+        run: load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs
+    }  # runs that differ only in their seed share a label
     stages = _stages(recipes)
-    lasts = [last for *_, last in stages]  # an ILM that began with an ARM is an ILM
+    lasts = [last for *_, last in stages]  # if an ILM began with the weights of an ARM, the line is labelled ILM
     labels = labels_of([_alone(recipes[run]) for run in lasts], lasts)
     curves = []
     for label, runs in zip(labels, stages, strict=True):
@@ -69,12 +71,12 @@ def plot_training(args: Namespace) -> None:
 
 
 def _alone(recipe: Recipe) -> Recipe:
-    """Whatever it began with."""
+    """The recipe without what it began with."""
     return replace(recipe, train=replace(recipe.train, start=""))
 
 
 def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:
-    """For every run that no other of these goes on from: those before it, which it and they began with, and itself."""
+    """Chains of runs that were trained in stages, each from the first run to the last, which no other run began with."""
     before = {run: _begun_with(recipe.train.start, recipes.keys() - {run}) for run, recipe in recipes.items()}
     chains = []
     for run in recipes:
@@ -86,7 +88,7 @@ def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:
 
 
 def _begun_with(start: str, runs: Collection[Path]) -> Path | None:
-    """The run of these that is meant: the folder itself or, if it has moved since, the only one of its name."""
+    """The run that `start` names: the folder itself or, if it has moved since, the only run of that name."""
     place = Path(start)
     if start and place.exists():
         return next((run for run in runs if run.resolve() == place.resolve()), None)
@@ -95,7 +97,7 @@ def _begun_with(start: str, runs: Collection[Path]) -> Path | None:
 
 
 def _joined(logs: Sequence[Sequence[Measure]], *, over_steps: bool) -> tuple[list[float], list[float]]:
-    """The validations of stages, each after the last one's end: minutes or steps, and accuracies."""
+    """The validations of all stages, each after the end of the stage before: minutes or steps, and accuracies."""
     from insertlm.training.metrics import accuracies, training_seconds
 
     places, shares, end = list[float](), list[float](), 0.0

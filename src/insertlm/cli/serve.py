@@ -1,4 +1,4 @@
-"""`serve`: models over HTTP."""
+"""The command `serve`: models over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from insertlm.server.limits import Limits
 
 __all__ = ["serve"]
 
-_GRACE = 5  # seconds more than a request may take, before a shutdown no longer waits
+_GRACE = 5  # seconds beyond the limit of a request for which a shutdown waits
 
 
 def serve(args: Namespace) -> None:
@@ -27,14 +27,16 @@ def serve(args: Namespace) -> None:
     from insertlm.model import bundled, load
     from insertlm.server.app import create_app
 
-    if args.api_key is not None and not args.api_key.strip():  # of a variable that is not set; all would be let in
+    if (
+        args.api_key is not None and not args.api_key.strip()
+    ):  # such as a shell variable that is not set: it would let everyone in
         raise InsertlmError("argument --api-key: expected a key, got an empty one")
     _check_free(args.host, args.port)
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     key = (args.api_key or os.environ.get("INSERTLM_API_KEY", "")).strip() or None
-    if key is not None and not key.isascii():  # clients disagree on how to send others in a header
+    if key is not None and not key.isascii():  # clients disagree on how to encode other characters in a header
         raise InsertlmError("the API key: expected ASCII characters alone")
-    with ThreadPoolExecutor(1) as loading:  # it ends, see server/worker.py
+    with ThreadPoolExecutor(1) as loading:  # a thread that ends, see server/worker.py
         models = list(loading.map(lambda name: load(name, args.device), args.models or bundled()))
     app = create_app(models, limits, key)
     try:
@@ -47,11 +49,11 @@ def serve(args: Namespace) -> None:
             log_level="info",
         )
     finally:
-        app.state.registry.close(finish=False)  # a second Ctrl-C leaves without the app's own farewell
+        app.state.registry.close(finish=False)  # after a second Ctrl-C uvicorn skips the app's own shutdown
 
 
 def _check_free(host: str, port: int) -> None:
-    """Before the models are loaded rather than after it."""
+    """Refuse a port that is taken before the models are loaded, which takes a while."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""The cells of the star-graph table: the commands that make one, what they leave behind, and the record of it."""
+"""The experiments of the star-graph table: their commands, the files these leave, and the records of the results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from insertlm.recipe import Recipe, differences, load_recipe
 from insertlm.storage import checkpoints as checkpoint
 from insertlm.training.metrics import accuracies, read_metrics, training_seconds
 
-__all__ = ["RECIPES", "Cell"]
+__all__ = ["RECIPES", "Experiment"]
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-# Ways to write that a trained model is evaluated with: a row of the table each. Others have the one of their recipe.
+# Decoding settings with which a model of each family is evaluated, one row of the table each. Other families are
+# evaluated once, with the settings of their recipe.
 WAYS: dict[str, list[dict[str, str]]] = {
     "mdm": [{"order": "random"}, {"order": "certainty"}, {"order": "margin"}],
     "it": [{"parallel": "1"}, {"parallel": "0"}, {"stop_threshold": "0.5"}],
@@ -26,11 +27,11 @@ WAYS: dict[str, list[dict[str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One training and the evaluations of it.
+class Experiment:
+    """One training with its evaluations.
 
-    folder: of all runs   family: the name of its recipe   rate: None = the recipe's
-    changes: other overrides of the recipe   options: of every command
+    folder: of all runs   family: the name of the recipe   rate: the learning rate (None: the recipe's)
+    changes: other overrides of the recipe   options: further options of every command
     """
 
     folder: Path
@@ -54,7 +55,7 @@ class Cell:
 
     @property
     def recipe_path(self) -> Path:
-        """As one would type it here."""
+        """Relative to the working directory, as one would type it."""
         return Path(os.path.relpath(RECIPES / f"star_{self.task}" / f"{self.family}.yaml"))
 
     @property
@@ -70,7 +71,7 @@ class Cell:
     def ways(self) -> list[dict[str, str]]:
         return WAYS.get(self.family, [{}])
 
-    # --- What is to be done, as arguments of `insertlm`
+    # --- Commands, as arguments of `insertlm`
 
     def training(self) -> list[str]:
         changes = [word for key, value in self.overrides for word in (f"--{key}", value)]
@@ -82,21 +83,21 @@ class Cell:
         return ["evaluate", str(self.run), *out, *changes, *self.options]
 
     def missing(self) -> list[list[str]]:
-        """What has not been done yet; nothing is done twice."""
+        """The commands that have not been run yet."""
         if not self._trained():
             return [self.training(), *map(self.evaluation, self.ways)]
         return [self.evaluation(way) for way in self.ways if self._scores(way) is None]
 
-    # --- What was done
+    # --- Results
 
     def warm(self) -> bool:
-        """Whether a training under way has logged steps since its last checkpoint: it has compiled what it needs."""
+        """Whether a running training has logged steps since its last checkpoint, so that everything is compiled."""
         newest, log = checkpoint.latest(self.run / "checkpoints"), self.run / "metrics.jsonl"
         steps = [measure.step for measure in read_metrics(log)] if log.is_file() else []
         return max(steps, default=0) > (checkpoint.step_of(newest) if newest else 0)
 
     def records(self) -> list[dict[str, Any]]:
-        """One for every way of writing that was evaluated."""
+        """A record for every evaluation that is done."""
         if not self._trained():
             return []
         log = read_metrics(self.run / "metrics.jsonl")
@@ -127,7 +128,7 @@ class Cell:
         }
 
     def _trained(self) -> bool:
-        """Whether all steps of this very recipe are done."""
+        """Whether all steps of exactly this recipe are done."""
         last = f"step-{self.recipe.train.steps:08d}"
         newest = checkpoint.latest(self.run / "checkpoints")
         if newest is None or newest.name != last:
@@ -139,7 +140,7 @@ class Cell:
         return self.run / f"{'-'.join(words)}.json"
 
     def _scores(self, way: Mapping[str, str]) -> dict[str, Any] | None:
-        """What `insertlm evaluate` wrote, if it was of the last step."""
+        """The result of `insertlm evaluate`, if it is of the last step."""
         path = self._scores_path(way)
         scores: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
         return scores if scores.get("step") == self.recipe.train.steps else None

@@ -76,7 +76,7 @@ def _alone(recipe: Recipe) -> Recipe:
 
 
 def _stages(recipes: Mapping[Path, Recipe]) -> list[list[Path]]:
-    """Chains of runs that were trained in stages, each from the first run to the last, which no other run began with."""
+    """Chains of runs trained in stages, each from the first run to the last, from which no other run began."""
     before = {run: _begun_with(recipe.train.start, recipes.keys() - {run}) for run, recipe in recipes.items()}
     chains = []
     for run in recipes:

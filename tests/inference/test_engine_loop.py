@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor
 
-from insertlm.inference.engine import decode
+from insertlm.inference.engine import decode, exclusively
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.inference.writer import Step, Writer
@@ -110,3 +111,11 @@ def test_tokens_of_one_step_are_recorded_in_reading_order() -> None:
     [written] = decode(Several, [Prompt([], start=[1, 2])], DecodeConfig(), 99)
     assert [(e.step, e.rank, e.token, e.log_probability) for e in written.events] == [(0, 0, 9, -9.0), (0, 3, 7, -7.0)]
     assert written.ids == [9, 1, 2, 7]
+
+
+def test_every_gpu_has_a_lock_of_its_own() -> None:
+    """So that models on different GPUs do not wait for each other; on a CPU nobody waits."""
+    first, again, second = (exclusively(torch.device("cuda", gpu)) for gpu in (0, 0, 1))
+    assert first is again
+    assert first is not second
+    assert isinstance(exclusively(torch.device("cpu")), nullcontext)

@@ -134,6 +134,13 @@ def family(config: Any) -> Family:
     return built.double().eval().requires_grad_(False)
 
 
+def masked(prompt: Prompt) -> Prompt:
+    if len(prompt.start) % 2:
+        return Prompt(prompt.prefix, prompt.seed)
+    bounds = {0: Bounds(2, 2), 1: Bounds(1, 1)} if prompt.start else {0: Bounds(3, 3)}
+    return Prompt(prompt.prefix, prompt.seed, prompt.start[:2], frozenset(bounds), bounds, ((0,),))
+
+
 sampling = {"top_k": st.sampled_from([0, 2]), "top_p": st.sampled_from([1.0, 0.6])}
 EVERY = pytest.mark.parametrize(
     ("config", "fixed"),
@@ -154,8 +161,8 @@ def test_every_family(config: Any, fixed: dict[str, Any], data: st.DataObject) -
     lists = st.lists(prompts(ruled=False), min_size=1, max_size=2)
     if isinstance(config, ArmConfig):
         lists = lists.map(lambda some: [replace(prompt, open=frozenset({len(prompt.start)})) for prompt in some])
-    if isinstance(config, MdmConfig):
-        lists = lists.map(lambda some: [Prompt(prompt.prefix, prompt.seed) for prompt in some])
+    if isinstance(config, MdmConfig):  # from nothing, or into gaps of known lengths
+        lists = lists.map(lambda some: [masked(prompt) for prompt in some])
     coming = data.draw(st.lists(st.tuples(st.integers(0, 4), lists, configs(**fixed, **sampling)), max_size=4))
     come_and_go(family(config), coming, {1: 2}, data.draw(st.sampled_from([2, 99])))
 

@@ -76,6 +76,13 @@ def test_an_infilling_is_the_servers_with_tokens_in_their_places(open_page: Open
     expect(page.get_by_role("button", name="Fill in")).to_be_enabled()
 
 
+def test_a_limit_is_named_with_its_remedy(open_page: Open) -> None:
+    page = open_page()
+    answer = fill_in(page, "the ___ was")
+    assert answer["limit"] is not None
+    expect(page.locator("#panel-text .status")).to_contain_text(f"Not complete: {answer['note']}.")
+
+
 def test_letters_of_several_tokens_come_out_right(open_page: Open) -> None:
     """The model of bytes is not trained: what it writes is broken letters for the most part."""
     page = open_page()

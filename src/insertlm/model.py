@@ -100,7 +100,7 @@ class Model:
         >>> stream.results == [path]
         True
         """
-        if isinstance(prompts, str):
+        if isinstance(prompts, str):  # a string is a sequence of strings, and each letter would be a prompt
             raise InsertlmError("generate: expected a list of prompts, got one string")
         if batch_size < 1 or not 0 <= seed < 1 << 62:
             raise InsertlmError(f"generate: expected batch_size >= 1 and 0 <= seed < 2^62, got {batch_size} and {seed}")
@@ -262,6 +262,7 @@ class Model:
         If `max_tokens` is changed and `max_steps` is not, there are enough steps for that many tokens.
         """
         settings = change_decode(override_decode(self.recipe.decode, overrides), changes)
+        # A recipe's max_steps suits its own texts. Who asks for more tokens does not expect it to end them.
         changed = {key.removeprefix("decode.") for key, _ in overrides} | changes.keys()
         if "max_steps" in changed or "max_tokens" not in changed:
             return settings
@@ -299,6 +300,7 @@ def load(name_or_path: str | Path = BUNDLED, device: str | None = None, *, halve
 def prepare(family: Family, device: torch.device, halved: bool = False) -> Family:
     """A trained model made ready to write on `device`. halved: in bfloat16, as on a GPU always"""
     family.eval().requires_grad_(False).to(device)
+    # On a GPU the linear layers run in bfloat16 anyway, under autocast. Storing them so saves a cast in every step.
     if halved or device.type == "cuda":
         for linear in (module for module in family.backbone.blocks.modules() if isinstance(module, nn.Linear)):
             linear.to(torch.bfloat16)
@@ -315,6 +317,7 @@ def choose_device(name: str | None = None) -> torch.device:
         raise InsertlmError(f"unknown device {name!r}; expected cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
         raise InsertlmError(f"device {name} is not supported; expected cpu or cuda")
+    # torch reports a missing GPU only when it is first used, after the model has been loaded.
     if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
         found = f"{gpus} GPU{'s' if gpus > 1 else ''}; expected cpu or cuda" if gpus else "no GPU; expected cpu"
         raise InsertlmError(f"device {name}: torch finds {found}")
@@ -323,6 +326,7 @@ def choose_device(name: str | None = None) -> torch.device:
 
 def _fill(family: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
     """Weights of any float type into the model's own, if every name and shape fits."""
+    # load_state_dict checks this too, but its message lists every name and does not say which folder.
     expected = {name: tuple(value.shape) for name, value in family.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
     if expected != found:

@@ -56,6 +56,7 @@ class Canvas:
         length = prefix + 2 + np.array([len(prompt.start) for prompt in prompts])
         limit = length + room
         columns = np.arange(length.max() + np.max(room) + 1)
+        # Built on the host and copied once, because every tensor operation would cost a launch.
         tokens = np.zeros((len(prompts), len(columns)), np.int64)
         for cells, prompt, used in zip(tokens, prompts, length, strict=True):
             cells[:used] = [*prompt.prefix, stop, bos, *prompt.start]
@@ -98,7 +99,7 @@ class Canvas:
     def join(self, other: Canvas) -> Canvas:
         """The rows of both."""
         counts = Counts(*(np.concatenate(pair) for pair in zip(self.counts, other.counts, strict=True)))
-        columns = int(counts.limit.max()) + 1
+        columns = int(counts.limit.max()) + 1  # a negative padding below cuts cells that nobody can use any more
         parts = []
         for part in fields(self)[1:]:
             mine, theirs = getattr(self, part.name), getattr(other, part.name)
@@ -111,6 +112,7 @@ class Canvas:
         """Insert token[b, k] right behind cell slot[b, k] of row b, for all k at once. The slots of a row are distinct;
         -1 means no insertion. Returns ranks in the text after the insertions, -1 for none. All [B, K]"""
         real = slot >= 0
+        # All insertions happen at once, so every token, old or new, moves by the number of slots before it.
         behind = self.ranks.gather(1, slot.clamp(min=0)).masked_fill(~real, self.tokens.shape[1])
         self.ranks += (behind[:, None, :] < self.ranks[:, :, None]).sum(2) * self.used
         rank = behind + 1 + (behind[:, None, :] < behind[:, :, None]).sum(2)

@@ -83,10 +83,10 @@ class RuledText:
         owed = sum(self.need.values()) + runs
         if done and not owed:
             return Move(True, [])
-        must = done or left <= owed
+        must = done or left <= owed  # from here on every token that is left is needed
         free = [gap for gap in self.room if left > runs and self._spares(gap)]
         wanting = [gap for gap in free if self.need[gap]]
-        if must and wanting:
+        if must and wanting:  # minimum lengths first: any token counts for them, also one of a required run
             return self._move(self._slots(wanting))
         if self.missing and (must or not free):
             return self._begin()
@@ -101,6 +101,7 @@ class RuledText:
         self.cells += 1
         self.room[gap] -= 1
         self.need[gap] = max(0, self.need[gap] - 1)
+        # Either the run in progress goes on, or the token is the first of a run that was offered.
         self.begun = self.begun[1:] or self.offered.get(token, ())[1:]
         self.offered = {}
         if not self.begun:  # the rest of a run that has begun may still break up another one
@@ -116,6 +117,7 @@ class RuledText:
         """Begin one of the longest missing runs that fit into a gap, if any does."""
         for length in sorted({len(run) for run in self.missing}, reverse=True):
             if gaps := [gap for gap, room in self.room.items() if room >= length]:
+                # Of runs with the same first token only one can be offered: reversed, so that it is the first of them.
                 self.offered = {run[0]: run for run in reversed(self.missing) if len(run) == length}
                 return self._move(self._slots([gap for gap in gaps if self.need[gap]] or gaps), [*self.offered])
         return self._move([])
@@ -124,6 +126,7 @@ class RuledText:
         """Whether a gap has room for a token that is not required."""
         if not self.missing or not self.room[gap]:
             return self.room[gap] > 0
+        # Counting all runs as long as the longest is too strict, but exact packing would be a search in every step.
         longest = max(map(len, self.missing))
         pieces = sum((room - (other == gap)) // longest for other, room in self.room.items())
         return pieces >= len(self.missing)

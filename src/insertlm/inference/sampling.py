@@ -50,6 +50,7 @@ def choose(
 def choose_each(logits: Tensor, noise: Callable[[int], Tensor], ways: Sequence[tuple[float, int, float]]) -> Tensor:
     """`choose` with a temperature, k and p for each text. logits: [B*K, N], K rows for each of the B texts"""
     rows = torch.arange(len(logits), device=logits.device).view(len(ways), -1)
+    # The noise is drawn once for all texts, so that a text gets the same noise as when it is alone.
     chosen, drawn = torch.empty_like(rows).flatten(), cache(noise)
 
     def some(of: Tensor) -> Callable[[int], Tensor]:

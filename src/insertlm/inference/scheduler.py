@@ -150,6 +150,7 @@ class Scheduler:
                 writer = self.family.writer([text.prompt for text in texts], settings, texts[0].longest)
                 self._merge(_Batch(writer, texts))
             self._admitted = []
+            # A copy, because a batch whose last text ends is removed.
             return [progress for batch in [*self._batches] for progress in self._advance(batch)]
 
     def _merge(self, new: _Batch) -> None:
@@ -206,6 +207,7 @@ class Scheduler:
 
 
 def _by_settings(texts: Sequence[_Text]) -> list[tuple[DecodeConfig, list[_Text]]]:
+    # A writer is made for texts of one setting; texts of other settings may then join it, if their kinds agree.
     groups: dict[DecodeConfig, list[_Text]] = {}
     for text in texts:
         groups.setdefault(text.settings, []).append(text)

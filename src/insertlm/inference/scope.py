@@ -48,6 +48,7 @@ class Rules:
 
     def scope(self, canvas: Canvas, done: Tensor, left: NDArray[np.int64]) -> Scope:
         """done: [B] bool, which texts the model would end   left: [B], how many more tokens the limits allow"""
+        # `done` comes from the device, so a batch with constraints waits for it in every step.
         moves = [text.move(*now) for text, *now in zip(self.texts, done.tolist(), left.tolist(), strict=True)]
         complete, full = torch.tensor([(move.complete, not move.slots) for move in moves], device=done.device).T
         shown = np.zeros(canvas.tokens.shape, dtype=bool)
@@ -73,6 +74,7 @@ class Rules:
         """The words that moves rule out for each slot, see Scope."""
         if not any(move.words is not None or move.never or move.barred or move.edges for move in moves):
             return None
+        # First the words that are ruled out in all slots of a text, then single pairs, then the edges of headed gaps.
         out = np.zeros((len(moves), len(self.columns)), dtype=bool)
         for words, move in zip(out, moves, strict=True):
             if move.words is not None:

@@ -11,7 +11,7 @@ from insertlm.core.section import Count, Fraction, Index, NonNegative, Section
 __all__ = ["Bounds", "DecodeConfig", "Prompt"]
 
 _LOW = 0xFFFFFFFF
-_FOLD = 0x9E3779B9  # odd, so that the upper half of a seed changes the lower
+_FOLD = 0x9E3779B9  # odd, so that different upper halves of a seed give different sums
 
 
 class DecodeConfig(Section, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
     max_length: Count | None = None  # tokens of a row, given and special ones included; None = the model's maximum
 
     def __post_init__(self) -> None:
-        if self.top_p == 0.0:
+        if self.top_p == 0.0:  # a Fraction may be 0, but an empty nucleus has nothing to sample
             raise ValueError("top_p is 0; expected 0 < top_p <= 1")
 
 

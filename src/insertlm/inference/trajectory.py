@@ -12,6 +12,7 @@ __all__ = ["Insertion", "Limit", "Trajectory", "explain"]
 # What ends a text that its model would continue: the setting of that name, or that its blanks may get no more tokens.
 Limit = Literal["max_tokens", "max_steps", "max_length", "blanks"]
 
+# The command line and HTTP have different names for the same limits, so the name is filled in.
 _REMEDIES: dict[Limit, str] = {
     "max_tokens": "it reached {} after {tokens}; raise it for a longer text",
     "max_steps": "it reached {} after {tokens}; raise it for a longer text",
@@ -72,6 +73,7 @@ class Trajectory:
         numbers = [number for number, events in enumerate(self.steps, start=1) for _ in events]
         return self._replay([0] * len(self.start), numbers)
 
+    # Ids, order and step numbers all follow from replaying the events, so only the events are stored.
     def _replay(self, line: list[int], values: list[int]) -> list[int]:
         for event, value in zip(self.events, values, strict=True):
             line.insert(event.rank, value)

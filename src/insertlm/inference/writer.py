@@ -92,7 +92,7 @@ class BatchWriter(Writer):
 
     def own(self, number: int) -> Tensor | int:
         """What step `number` is for each text, counted from its own first step: [B], or one number for all."""
-        if (self.begun == self.begun[0]).all():
+        if (self.begun == self.begun[0]).all():  # one number needs no copy to the device
             return number - int(self.begun[0])
         return torch.from_numpy(number - self.begun).to(self.seed.device)
 
@@ -126,6 +126,7 @@ class BatchWriter(Writer):
         self.begun = np.concatenate([self.begun, other.begun + number])
 
     def select(self, rows: Tensor) -> None:
+        # A list of settings stays even if the remaining ones are equal: that costs little and happens rarely.
         self.row, self.seed = self.row.index_select(0, rows), self.seed.index_select(0, rows)
         here = rows.cpu().numpy()
         self.begun = self.begun[here]

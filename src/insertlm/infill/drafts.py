@@ -85,6 +85,7 @@ class Draft(ABC, Generic[Result]):
         if progress.ended is None:
             return [] if self.held else self._show(progress.events, sample), None
         result = self.finish(progress.ended)
+        # A held draft shows all its events now, since only the last attempt is the text.
         late = progress.ended.events if self.held and result is not None else []
         return self._show(late, sample), result
 
@@ -93,6 +94,7 @@ class Draft(ABC, Generic[Result]):
 
     def _event(self, insertion: Insertion, sample: int) -> Event:
         step, rank, token, log_probability, stop = insertion
+        # Ranks count tokens, but cells may hold many given tokens: count the gaps before the token and its neighbours.
         gap = sum(self._given[:rank])
         order = len(self._given) - len(self.prompt.start)
         self._given.insert(rank, False)
@@ -125,6 +127,7 @@ class InfillDraft(Draft[Infilling]):
         if self.attempts == _ATTEMPTS:
             words = " and ".join(map(repr, self.banned))
             raise InsertlmError(f"cannot keep {words} out of the text; expected other banned words")
+        # The same seed and one more banned run: everything before the banned word stays as it was.
         again = replace(self.prompt, banned=(*self.prompt.banned, spelling))
         if contradicts(again):
             again = replace(self.prompt, seed=self.seed + (self.attempts << 32))

@@ -69,6 +69,7 @@ class Given:
         ids, places, blanks, spaces, end = list[int](), dict[int, int](), list[int](), list[int](), 0
         for number, piece in enumerate(pieces):
             last = number == len(pieces) - 1
+            # Tokens of words begin with a space, so a text that ends with one is not what the model has learned from.
             hidden = not last and piece.endswith(" ") and (number == 0 or len(piece) > 1)
             seen = piece[:-1] if hidden else piece
             tokens = tokenizer.encode(seen)
@@ -77,7 +78,7 @@ class Given:
             ids += tokens
             end += len(piece)
             if not last:
-                if blanks and blanks[-1] == len(ids):
+                if blanks and blanks[-1] == len(ids):  # both would be the same gap, and a token could belong to either
                     raise InsertlmError(f"blanks {number} and {number + 1}: the model sees nothing between them")
                 blanks.append(len(ids))
                 places[len(ids)] = end  # behind the space, and no longer a boundary of the piece
@@ -119,6 +120,7 @@ class EncodedRequest:
             raise InsertlmError("the text has no blank; expected ___ where something is missing (or anywhere)")
         given = Given.of(pieces, tokenizer, anywhere=False)
         if request.lengths_of is None:
+            # An empty fill is rarely what a user wants, so a blank gets at least one token where that can be ensured.
             bounds = _bounds(request, given.blanks, 1 if family.abilities.supports_constraints else 0)
         else:
             bounds = given.bounds_for(request.lengths_of, tokenizer)
@@ -146,7 +148,7 @@ def _boundaries(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int
     if tokenizer.decode(ids) != text:
         raise InsertlmError("anywhere: the model's tokenizer does not give back what it reads; expected blanks alone")
     found = {}
-    for k in range(len(ids) + 1):
+    for k in range(len(ids) + 1):  # a character of several tokens cannot be cut: its halves decode to something else
         before = tokenizer.decode(ids[:k])
         if before + tokenizer.decode(ids[k:]) == text:
             found[k] = len(before)
@@ -187,9 +189,11 @@ def _check_room(family: Family, settings: DecodeConfig, given: Given, bounds: Ma
 
 def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Collection[int | None]) -> tuple[Run, ...]:
     """mosts: the maximum length of each blank"""
+    # With a space before it, as inside a text; the tokenizer has other tokens for a word at the very beginning.
     largest = math.inf if None in mosts else max(most for most in mosts if most is not None)
     runs = {word: tuple(tokenizer.encode(f" {word}")) for word in request.required}
     for word, run in runs.items():
+        # Some tokenizers lose characters, and then the model would write something else than the required word.
         if not word.strip() or not _can_write(family, run) or word not in tokenizer.decode(run):
             raise InsertlmError(f"the model cannot write {word!r}; expected other required words")
         if len(run) > largest:
@@ -204,6 +208,7 @@ def _banned(family: Family, tokenizer: Tokenizer, request: Request, required: Se
     written as whole words is checked when the text is done, see InfillDraft.finish."""
     if not all(word.strip() for word in request.banned):
         raise InsertlmError("banned: expected words, got an empty one")
+    # With and without a space before it, because the word may also follow a bracket or a quotation mark.
     runs = (tuple(tokenizer.encode(form)) for word in request.banned for form in (word, f" {word}"))
     free = (run for run in dict.fromkeys(runs) if run and not any(is_within(run, other) for other in required))
     return tuple(run for run in free if _can_write(family, run))

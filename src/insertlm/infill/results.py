@@ -79,6 +79,7 @@ class Infilling:
 
     def spelling(self, words: Sequence[str]) -> Run:
         """The inserted ids that spell one of these words; empty if none of them was written."""
+        # Matches are searched in the whole text, because a fill and its neighbours may form the word together.
         text, before = self.text, 0
         found = [match.span() for word in words for match in whole_word(word).finditer(text)]
         for gap, fill in sorted(self._texts.items()):

@@ -36,6 +36,7 @@ class Stream(Generic[Result]):
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self._done: dict[int, Result] = {}
+        # A generator: nothing is computed before the first event or result is asked for.
         self._events = self._write(Scheduler(family, batch_size, watched=watched), drafts, settings, progress)
 
     def __iter__(self) -> Iterator[Event]:

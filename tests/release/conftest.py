@@ -34,8 +34,10 @@ PIECES = [
 ]
 
 
-def save_run(folder: Path, family: str = "ilm", pieces: bool = False, **decode: Any) -> Path:
-    """pieces: with BERT's kind of vocabulary, which lacks <bos>, instead of byte-level BPE"""
+def save_run(
+    folder: Path, family: str = "ilm", pieces: bool = False, model: dict[str, Any] | None = None, **decode: Any
+) -> Path:
+    """pieces: with BERT's kind of vocabulary, which lacks <bos>, instead of byte-level BPE   model: some of its keys"""
     folder.mkdir()
     tokenizer = folder / ("vocab.txt" if pieces else "tokenizer.json")
     if pieces:
@@ -44,16 +46,16 @@ def save_run(folder: Path, family: str = "ilm", pieces: bool = False, **decode: 
         train_bpe(STORIES, 290).save(tokenizer)
     tree = {
         "task": {"name": "text", "train": "/home/me/private/a.jsonl", "tokenizer": str(tokenizer), "block": 24},
-        "model": {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "max_length": 60},
+        "model": {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "max_length": 60, **(model or {})},
         "family": {"name": family, **({"block": 24} if family == "mdm" else {})},
         "train": {"steps": 20},
         "decode": {"max_steps": 12, **decode},
     }
     recipe = parse_recipe(tree, "test")
-    model = build_family(recipe)
+    fresh = build_family(recipe)
     noise = torch.Generator().manual_seed(0)
     weights = {
-        name: value + 0.4 * torch.randn(value.shape, generator=noise) for name, value in model.state_dict().items()
+        name: value + 0.4 * torch.randn(value.shape, generator=noise) for name, value in fresh.state_dict().items()
     }
     for name in weights.keys() & {"unembedding.weight", "stop.out.weight"}:
         weights[name] *= 0.1  # undecided: samples differ, and texts end neither at once nor never

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from insertlm.core import noise
@@ -63,6 +64,41 @@ class Both(NamedTuple):
 def both(exported: Path, text_run: Path) -> Both:
     tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=False)
     return Both(load(text_run, "cpu"), remote.InsertlmModel.from_pretrained(exported).eval(), tokenizer)
+
+
+LLAMA = {
+    "norm": "rms",
+    "final_norm": True,
+    "feed_forward": "swiglu",
+    "feed_forward_bias": False,
+    "tied": True,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_size": 6,
+    "rotary_dims": 4,
+    "rotary_base": 99.0,
+    "norm_epsilon": 0.01,
+}
+
+
+@pytest.mark.parametrize(
+    "keys", [LLAMA, {**LLAMA, "tied": False, "feed_forward": "gelu", "attention_bias": True}], ids=str
+)
+def test_other_transformers_than_the_papers_are_exported_too(
+    tmp_path: Path, make_run: Callable[..., Path], keys: dict[str, Any]
+) -> None:
+    run = make_run(tmp_path / "run", model=keys)
+    export(load(run, "cpu"), tmp_path / "out")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert ("unembedding.weight" in weights) is not keys["tied"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=False)
+    model = remote.InsertlmModel.from_pretrained(tmp_path / "out").eval()
+    assert (model.unembedding.weight is model.backbone.embedding.weight) is keys["tied"]
+    both = Both(load(run, "cpu"), model, tokenizer)
+    test_logits_are_those_of_the_package(both)
+    test_texts_are_those_of_the_package(both, {"temperature": 1.0})
+    again = load(tmp_path / "out", "cpu")
+    assert again.infill(TEXTS[0], seed=SEED)[0].text == both.package.infill(TEXTS[0], seed=SEED)[0].text
 
 
 def rows_of(both: Both) -> list[list[int]]:
@@ -205,7 +241,8 @@ def test_positions_turn_what_they_turn_in_the_package(head_dim: int) -> None:
     qkv = torch.randn(5, 6, head_dim, generator=torch.Generator().manual_seed(0))
     config = ModelConfig(layers=1, width=2 * head_dim, heads=2, hidden=1, max_length=5)
     expected, *_ = rotate(qkv, 2, *rotations(config), torch.arange(5))
-    found = remote._rotate(qkv[None, :, :2].transpose(1, 2), *remote._rotations(5, head_dim, qkv))
+    theirs = remote.InsertlmConfig(hidden_size=2 * head_dim, num_attention_heads=2)
+    found = remote._rotate(qkv[None, :, :2].transpose(1, 2), *remote._rotations(5, theirs, qkv))
     torch.testing.assert_close(found[0].transpose(0, 1), expected)
 
 

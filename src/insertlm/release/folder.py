@@ -22,6 +22,7 @@ import tokenizers
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import sync, write_durably, writing
 from insertlm.core.version import VERSION
+from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import Recipe, portable, to_yaml
 from insertlm.release.card import model_card
 from insertlm.storage.hub import FILES
@@ -118,6 +119,8 @@ def _config(model: Model) -> dict[str, Any]:
         "num_attention_heads": shape.heads,
         "intermediate_size": shape.hidden,
         "max_position_embeddings": shape.max_length,
+        "shape": _differences(shape),
+        "tie_word_embeddings": shape.tied,
         "stop_token_id": specials.stop,
         "bos_token_id": specials.bos,
         "eos_token_id": specials.eos,
@@ -126,6 +129,14 @@ def _config(model: Model) -> dict[str, Any]:
         "decode": decode,
         "insertlm_version": VERSION,
     }
+
+
+def _differences(shape: ModelConfig) -> dict[str, Any]:
+    """Keys of the transformer that are not the default."""
+    plain = ModelConfig(layers=1, width=2, heads=1, hidden=1)
+    known = {"layers", "width", "heads", "hidden", "max_length", "dropout", "prefix_lm", "tied"}
+    keys = {key: value for key, value in msgspec.to_builtins(shape).items() if key not in known}
+    return {key: value for key, value in keys.items() if value != getattr(plain, key)}
 
 
 def _tokenizer_config(model: Model, tokenizer: bytes) -> dict[str, Any]:

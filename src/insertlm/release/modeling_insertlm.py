@@ -24,7 +24,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +39,25 @@ _PLAUSIBLE = 0.5  # an order that looks at tokens skips slots with less than thi
 _COLD = 1e-30  # lower temperatures count as 0, because logits would overflow
 _ENDLESS = 1 << 40  # the most tokens of a blank without a maximum
 _ORDERS = ("auto", "mass", "certainty", "margin")
+# The paper's transformer; config.json names what is different. The keys are those of `model` in a recipe.
+_SHAPE: dict[str, Any] = {
+    "norm": "layer",
+    "norm_epsilon": 1e-5,
+    "final_norm": False,
+    "feed_forward": "relu",
+    "feed_forward_bias": True,
+    "attention_bias": False,
+    "kv_heads": 0,
+    "head_size": 0,
+    "rotary_dims": 64,
+    "rotary_base": 10_000.0,
+}
 
 
 class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
     """The contents of config.json.
 
+    shape: what differs from the paper's transformer, see _SHAPE
     reserved: ids that are never written, such as special tokens   decode: decoding settings, see `infill`
     """
 
@@ -57,6 +71,8 @@ class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
         num_attention_heads: int = 1,
         intermediate_size: int = 8,
         max_position_embeddings: int = 2048,
+        shape: dict[str, Any] | None = None,
+        tie_word_embeddings: bool = False,
         stop_token_id: int = 0,
         reserved: Sequence[int] = (),
         decode: dict[str, Any] | None = None,
@@ -68,10 +84,15 @@ class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
         self.num_attention_heads = num_attention_heads
         self.intermediate_size = intermediate_size
         self.max_position_embeddings = max_position_embeddings
+        self.shape = {**_SHAPE, **(shape or {})}
         self.stop_token_id = stop_token_id
         self.reserved = list(reserved)
         self.decode = dict(decode or {})
-        super().__init__(**others)
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **others)
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.shape["head_size"]) or self.hidden_size // self.num_attention_heads
 
 
 # --- Model ------------------------------------------------------------------------------------------------------------
@@ -88,29 +109,48 @@ class InsertlmOutput(ModelOutput):  # type: ignore[misc]
 class _Block(nn.Module):
     def __init__(self, config: InsertlmConfig) -> None:
         super().__init__()
-        width = config.hidden_size
-        self.heads = config.num_attention_heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.hidden_norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, config.intermediate_size)
-        self.down = nn.Linear(config.intermediate_size, width)
+        width, hidden, size, shape = config.hidden_size, config.intermediate_size, config.head_dim, config.shape
+        self.activation, self.heads = shape["feed_forward"], config.num_attention_heads
+        self.key_heads = shape["kv_heads"] or self.heads
+        rows, bias = (self.heads + 2 * self.key_heads) * size, shape["attention_bias"]
+        self.attention_norm = _norm(config)
+        self.qkv = nn.Linear(width, rows, bias=bias)
+        self.out = nn.Linear(self.heads * size, width, bias=bias)
+        self.hidden_norm = _norm(config)
+        self.up = nn.Linear(width, (1 + (self.activation == "swiglu")) * hidden, bias=shape["feed_forward_bias"])
+        self.down = nn.Linear(hidden, width, bias=shape["feed_forward_bias"])
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """x: [B, N, width]   mask: [B, 1, 1, N] bool, False for keys that are not seen"""
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(_rotate(q, *rotation), _rotate(k, *rotation), v, attn_mask=mask)
+        heads = self.heads, self.key_heads, self.key_heads
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (sum(heads), -1)).transpose(1, 2)
+        q, k, v = torch.split(qkv, heads, 1)
+        q, k = _rotate(q, *rotation), _rotate(k, *rotation)
+        shared = self.heads != self.key_heads
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        changed: Tensor = x + self.down(self.up(self.hidden_norm(x)).relu())
+        changed: Tensor = x + self.down(self._activate(self.up(self.hidden_norm(x))))
         return changed
 
+    def _activate(self, hidden: Tensor) -> Tensor:
+        if self.activation == "swiglu":
+            gate, value = hidden.chunk(2, -1)
+            return F.silu(gate) * value
+        return F.gelu(hidden) if self.activation == "gelu" else hidden.relu()
 
-def _rotations(count: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+
+def _norm(config: InsertlmConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.shape["norm"] == "rms" else nn.LayerNorm
+    return kind(config.hidden_size, eps=config.shape["norm_epsilon"])
+
+
+def _rotations(count: int, config: InsertlmConfig, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions 0 … count-1, each [count, rotary/2]. They are not a buffer, because
     `from_pretrained` leaves buffers uninitialised that are in no file."""
-    dims = min(64, head_dim)
-    frequency = 10_000.0 ** (-torch.arange(0, dims, 2, dtype=torch.float64, device=like.device) / dims)
+    dims = min(config.shape["rotary_dims"], config.head_dim)
+    frequency = config.shape["rotary_base"] ** (
+        -torch.arange(0, dims, 2, dtype=torch.float64, device=like.device) / dims
+    )
     angle = torch.arange(count, device=like.device)[:, None] * frequency
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
@@ -125,17 +165,19 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _Backbone(nn.Module):
     def __init__(self, config: InsertlmConfig) -> None:
         super().__init__()
-        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList([_Block(config) for _ in range(config.num_hidden_layers)])
+        self.norm = _norm(config) if config.shape["final_norm"] else nn.Identity()
 
     def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B, N] to hidden rows [B, N, width]"""
         x: Tensor = self.embedding(input_ids)
-        rotation = _rotations(x.shape[1], self.head_dim, x)
+        rotation = _rotations(x.shape[1], self.config, x)
         for block in self.blocks:
             x = block(x, rotation, mask)
-        return x
+        normed: Tensor = self.norm(x)
+        return normed
 
 
 class _StopHead(nn.Module):
@@ -157,6 +199,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
     base_model_prefix = "insertlm"
     _no_split_modules = ("_Block",)
     _supports_sdpa = True
+    _tied_weights_keys: ClassVar = {"unembedding.weight": "backbone.embedding.weight"}
 
     def __init__(self, config: InsertlmConfig) -> None:
         super().__init__(config)
@@ -165,6 +208,9 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         self.stop = _StopHead(config.hidden_size)
         self._heads: tuple[Any, Tensor] | None = None
         self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.embedding
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> InsertlmOutput:
         """input_ids: [B, N], rows of <stop> <bos> text, padded on the right   attention_mask: [B, N], 0 on padding"""

@@ -122,7 +122,7 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """x: [B, N, width]   mask: [B, 1, 1, N] bool, False for keys that are not seen"""
-        heads = self.heads, self.key_heads, self.key_heads
+        heads = [self.heads, self.key_heads, self.key_heads]
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (sum(heads), -1)).transpose(1, 2)
         q, k, v = torch.split(qkv, heads, 1)
         q, k = _rotate(q, *rotation), _rotate(k, *rotation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 
 from insertlm.cli.main import main
+from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes, joined
 
 _FORK = get_context("fork")
@@ -31,12 +32,17 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def launch() -> Callable[[int], list[dict[str, str]]]:
-    """What torchrun would set in the environment of each of so many processes."""
+    """What torchrun would set in the environment of each of so many processes. It hosts their store, too."""
+    stores: list[Any] = []
 
     def variables(world: int) -> list[dict[str, str]]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        stores.append(store)
+        place = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
         return [
             {**place, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)} for rank in range(world)
         ]
@@ -131,6 +137,10 @@ def _child(variables: dict[str, str], work: Callable[[Processes], Any], out: Any
     os.environ.update(variables)
     try:
         with joined(torch.device("cpu")) as processes:
-            out.send((True, work(processes)))
-    except BaseException:  # whatever it is, the test is to show it
+            try:
+                out.send((True, work(processes)))
+            except BaseException:  # whatever it is, the test is to show it
+                out.send((False, traceback.format_exc()))
+                raise
+    except InsertlmError:  # they have not met
         out.send((False, traceback.format_exc()))

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -65,7 +64,6 @@ def recipe(tmp_path: Path) -> Path:
 def test_kills_of_every_kind(
     recipe: Path, launch: Callable[[int], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "_WORD", timedelta(seconds=1))
     monkeypatch.setattr(distributed, "_BEAT", 0.2)
     undisturbed = Chaos(forked(launch), recipe, recipe.parent / "undisturbed", random.Random(0))
     undisturbed.go(0)

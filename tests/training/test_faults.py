@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from torch import Tensor
 
@@ -27,11 +28,6 @@ from insertlm.training.step import TrainStep
 Commands = Callable[[Sequence[str], dict[str, str]], Any]
 Launch = Callable[[int], list[dict[str, str]]]
 TRAIN = {"steps": 40, "batch_size": 8, "log_every": 5, "save_every": 10}
-
-
-@pytest.fixture(autouse=True)
-def short_of_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "_WORD", timedelta(seconds=1))
 
 
 @pytest.fixture
@@ -164,6 +160,22 @@ def test_sigterm_stops_one_process_too(recipe: Path, commands: Commands) -> None
     assert weights(recipe.parent / "run")
 
 
+def test_ctrl_c_saves_and_says_how_to_go_on(recipe: Path, commands: Commands, launch: Launch) -> None:
+    """One process alone, then two, of which a terminal tells both."""
+    long = train(recipe, "--train.steps", "100000", "--train.save_every", "90000")
+    for each in ([dict[str, str]()], launch(2)):
+        started = [commands(long, variables) for variables in each]
+        wait_for(recipe.parent / "run", 5)
+        for command in started:
+            os.kill(command.process.pid, signal.SIGINT)
+        assert_all_end([command.end() for command in started], 130, "are saved; run the same command again to go on")
+        saved = checkpoint.latest(recipe.parent / "run" / "checkpoints")
+        assert saved is not None
+        logged = [json.loads(line) for line in (recipe.parent / "run" / "metrics.jsonl").read_text().splitlines()]
+        assert checkpoint.step_of(saved) == logged[-1]["step"]
+        (recipe.parent / "run").rename(recipe.parent / f"run-{len(each)}")
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_ends_the_others(recipe: Path, commands: Commands, launch: Launch, victim: int) -> None:
     started = [commands(train(recipe, "--train.steps", "100000"), variables) for variables in launch(2)]
@@ -177,12 +189,29 @@ def test_a_killed_process_ends_the_others(recipe: Path, commands: Commands, laun
 def test_a_process_that_hangs_is_taken_for_dead(
     recipe: Path, commands: Commands, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "_PATIENCE", 1.5)
-    monkeypatch.setattr(distributed, "_BEAT", 0.2)
+    monkeypatch.setattr(distributed, "_PATIENCE", timedelta(seconds=1.5))
     started = [commands(train(recipe, "--train.steps", "100000"), variables) for variables in launch(2)]
     wait_for(recipe.parent / "run", 10)
     os.kill(started[1].process.pid, signal.SIGSTOP)
     assert_all_end([started[0].end()], RESUME, "a process of this run has ended; start it again to go on")
+
+
+def test_only_a_peer_that_is_gone_counts_as_lost() -> None:
+    """Not whatever has to do with a connection, such as a tracker's."""
+    assert not distributed._is_lost(RuntimeError("Connection to the tracker was refused"))
+    assert distributed._is_lost(dist.DistNetworkError("the store is gone"))
+
+
+def test_a_fault_of_the_program_shows_where_and_ends_all(
+    recipe: Path, commands: Commands, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Losses:
+        raise RuntimeError("Connection lost in thought")
+
+    monkeypatch.setattr(TrainStep, "_eager_losses", broken)
+    ends = [command.end() for command in [commands(train(recipe), variables) for variables in launch(2)]]
+    assert_all_end(ends, 1, "RuntimeError: Connection lost in thought")
+    assert any("in broken" in line for line in ends[0][1])
 
 
 # --- Numbers

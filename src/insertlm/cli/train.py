@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -25,9 +26,11 @@ def train(args: Namespace) -> None:
             print(f"run: {run} on {processes.device}{several}", flush=True)
         finished = train_model(recipe, run, processes, standard_output())
         if not finished:
+            by_hand = processes.stop_signal == signal.SIGINT
             if processes.first:
-                print(f"insertlm: asked to stop; run the same command again to go on in {run}", file=sys.stderr)
-            raise SystemExit(RESUME)
+                why = "interrupted, all steps are saved" if by_hand else "asked to stop"
+                print(f"insertlm: {why}; run the same command again to go on in {run}", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGINT if by_hand else RESUME)
         if processes.first:
             what = "evaluate" if recipe.task.has_answers else "generate"
             print(f"trained {recipe.train.steps:,} steps; {what} with: insertlm {what} {shlex.quote(str(run))}")

@@ -1,15 +1,16 @@
-"""The processes of a run: who they are, what they say to each other, and how they end together.
+"""The processes of a run: who they are, what they tell each other, and how they end together.
 
-`torchrun` starts the same command several times. Each process learns its number here and does its part; model code
-knows nothing of it.
+torchrun starts the same command several times, gives each process its number in the environment, ends the others when
+one fails, and starts all of them again if it is told to (`--max-restarts`). Model code knows nothing of this.
 
 Design choices:
-- One line of complaint for all processes. Rank 0 says it; another one only if rank 0 has nothing to say. All end with
-  the code of whoever spoke.
-- Tensors travel by NCCL on GPUs and by gloo on CPUs. Everything else (objects, signals) travels by gloo on the host, so
-  that it never waits for a device.
-- Waiting is not limited: one node may tokenise a corpus for an hour longer than another. Instead every process watches
-  its neighbour's sign of life, and its launcher's, and ends when one of them is gone.
+- All processes print one line of complaint between them: the first one that fails speaks, and all end with its code.
+- Tensors travel by NCCL on GPUs and by gloo on CPUs. Objects and signals travel by gloo on the host, so that they never
+  wait for a device.
+- Collectives may wait for a day, because one node may tokenise a corpus for an hour longer than another. So their
+  timeout says nothing about who is dead. A thread finds that out: it repeats a small all-reduce over gloo, which fails
+  at once when a process is killed and after `_PATIENCE` when one hangs. The collectives of training cannot stand in
+  for it: a process that waits for its GPU, which waits for NCCL, learns of a killed peer only from NCCL's timeout.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import secrets
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import zip_longest
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, Lock, Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -35,6 +37,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from insertlm.core.errors import OUT_OF_MEMORY, InsertlmError, is_out_of_memory
+from insertlm.core.files import place_and_reason
 
 __all__ = ["RESUME", "Processes", "joined"]
 
@@ -42,9 +45,11 @@ RESUME = 75  # exit code: nothing is wrong with the run, start it again to go on
 
 _MEET = timedelta(minutes=5)  # until all processes must have found each other
 _WAIT = timedelta(days=1)  # for each other's results
-_BEAT = 1.0  # seconds between signs of life
-_PATIENCE = 40.0  # seconds without one
-_WORD = timedelta(seconds=5)  # that others wait for rank 0 to complain, and for each other to end by themselves
+_BEAT = 0.5  # seconds between signs of life
+_PATIENCE = timedelta(minutes=2)  # without a sign of life, until a process counts as dead
+_FIRST_WORD = 1.0  # seconds that rank 0 has to complain before another process does
+_LOST = "a process of this run has ended; start it again to go on from the last checkpoint"
+_ORPHANED = "the launcher of this run has ended; start it again to go on from the last checkpoint"
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -54,25 +59,27 @@ class Processes:
     """One process among `world`. Alone, all of this costs nothing.
 
     store: a dictionary that all share, torch's (which has no types)
+    stop_signal: which signal has made `stopping` true, 0 if none has
     """
 
     def __init__(self, device: torch.device, rank: int = 0, world: int = 1, store: Any = None) -> None:
         self.device, self.rank, self.world, self.store = device, rank, world, store
-        self._code = 0  # with which another process has told us to end
-        self._asked_to_stop = False
+        self.stop_signal = 0
+        self._asked = 0  # the signal that this process got
         self._asking: tuple[Tensor, Any] | None = None
+        self._ending = Lock()
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that prints, logs and writes what is written once."""
+        """Whether this is the process that prints, logs and writes what is written once."""
         return self.rank == 0
 
     def own_store(self) -> Any:
-        """The store that all share, for another thread: a connection waits for one answer at a time."""
+        """The shared store for another thread: a connection waits for one answer at a time."""
         return None if self.store is None else self.store.clone()
 
     def sum(self, values: Tensor) -> None:
-        """Of all processes, in place."""
+        """Over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(values)
 
@@ -91,7 +98,7 @@ class Processes:
         return [shares[number % self.world][number // self.world] for number in range(len(items))]
 
     def agree(self, what: str, text: str) -> None:
-        """Refuse to go on with processes that have another text; its first line that differs is named."""
+        """Refuse to go on with processes that have another text, and name the first line that differs."""
         texts = [each.splitlines() for each in self.gather(text)]
         for rank, theirs in enumerate(texts):
             for a, b in zip_longest(texts[0], theirs, fillvalue="nothing"):
@@ -103,77 +110,76 @@ class Processes:
     # --- Signals
 
     @contextmanager
-    def heeding_sigterm(self) -> Iterator[None]:
-        """SIGTERM, which a cluster sends before it takes a machine away, makes `stopping` true."""
+    def stopping_on_signals(self) -> Iterator[None]:
+        """SIGTERM, which a cluster sends before it takes a machine away, and Ctrl-C make `stopping` true."""
 
         def ask(number: int, frame: FrameType | None) -> None:
-            self._asked_to_stop = True
+            self._asked = max(self._asked, number)
+            if self.world == 1:  # the second Ctrl-C ends the run at once; torchrun passes on the first one twice
+                signal.signal(signal.SIGINT, before[signal.SIGINT])
 
         if current_thread() is not main_thread():  # where Python hears no signals
             yield
             return
-        before = signal.signal(signal.SIGTERM, ask)
+        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
             if self._asking is not None:  # nobody leaves with a question open
                 self._asking[1].wait()
         finally:
-            if not self._asked_to_stop:  # a launcher may ask twice, and we are on our way
-                signal.signal(signal.SIGTERM, before)
+            if not self._asked:  # a launcher may ask twice, and we are on our way
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def stopping(self) -> bool:
-        """Whether any process has been asked to stop: to be called by all after every step, and answered alike.
+        """Whether any process has been asked to stop. All processes call this after every step and get the same answer.
 
-        What it tells is one step old, so nobody waits for the answer.
+        The answer is one step old, so that nobody waits for it.
         """
         if self.world == 1:
-            return self._asked_to_stop
-        asked = torch.tensor([int(self._asked_to_stop)])
-        before, self._asking = self._asking, (asked, dist.all_reduce(asked, async_op=True))
-        if before is None:
-            return False
-        before[1].wait()
-        return bool(before[0])
+            self.stop_signal = self._asked
+        else:
+            asked = torch.tensor([self._asked])
+            before, self._asking = self._asking, (asked, dist.all_reduce(asked, dist.ReduceOp.MAX, async_op=True))
+            if before is not None:
+                before[1].wait()
+                self.stop_signal = int(before[0])
+        return self.stop_signal > 0
 
     # --- The end
 
-    def complain(self, message: str, code: int) -> int:
-        """Say why all must end, unless someone else has; the code to end with."""
+    def end(self, message: str, code: int) -> NoReturn:
+        """End this process at once: threads may wait for processes that are gone, and an orderly end would wait for
+        them. The first process that gets here says why, and all end with its code."""
+        self._ending.acquire()  # for good: the first thread to get here ends the process
+        if self.rank:  # a mistake that all make is rank 0's to tell
+            time.sleep(_FIRST_WORD)
+        ours = f"{self.rank} {code}"
         try:
-            if self.rank and self._heard():
-                return self._code
-            if self.store.add("complaints", 1) > 1:
-                return self._code if self._heard() else code
-            self.store.set("code", str(code))
-            self._say(message)
-            if self.rank == 0:  # it may hold the store, which the others still need
-                self._wait_for_the_others()
-        except RuntimeError:  # the store went away with the process that held it, a launcher or the first of us
-            if self._code:
-                return self._code
-            if self.rank == (0 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") else 1):
-                self._say(message)
-        return code
+            first = self.store.compare_set("end", "", ours).decode()
+        except dist.DistError:  # the store went away with the launcher
+            first = f"0 {code}"
+        if first == ours:
+            who = f"process {self.rank} of {self.world}: " if self.rank else ""
+            print(f"insertlm: {who}{' '.join(message.split())}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(int(first.split()[1]))
 
-    def _heard(self) -> bool:
-        """Whether someone has complained."""
-        if self._code:
-            return True
-        try:
-            self.store.wait(["code"], _WORD)
-        except dist.DistStoreError:
-            return False
-        self._code = int(self.store.get("code"))
-        self.store.set(f"heard/{self.rank}", "")
-        return True
-
-    def _wait_for_the_others(self) -> None:
-        with suppress(dist.DistStoreError):
-            self.store.wait([f"heard/{rank}" for rank in range(1, self.world)], _WORD)
-
-    def _say(self, message: str) -> None:
-        who = f"process {self.rank} of {self.world}: " if self.rank else ""
-        print(f"insertlm: {who}{' '.join(message.split())}", file=sys.stderr, flush=True)
+    def watch(self, group: Any, leaving: Event) -> None:
+        """End this process if another one is gone, or the launcher, until all processes are `leaving`. Runs in a
+        thread."""
+        launcher = os.getppid()
+        while True:
+            leaving.wait(_BEAT)
+            if os.getppid() != launcher:  # torchrun ends its workers unless it is killed itself
+                self.end(_ORPHANED, RESUME)
+            all_leave = torch.tensor([leaving.is_set()], dtype=torch.int32)
+            try:
+                dist.all_reduce(all_leave, dist.ReduceOp.MIN, group=group)
+            except RuntimeError:
+                self.end(_LOST, RESUME)
+            if all_leave:
+                return
 
 
 @contextmanager
@@ -183,40 +189,45 @@ def joined(device: torch.device) -> Iterator[Processes]:
         yield Processes(device)
         return
     processes = _meet(device)
-    watch = _Watch(processes)
+    leaving = Event()
+    group = dist.new_group(timeout=_PATIENCE, backend="gloo")
+    watch = Thread(target=processes.watch, args=(group, leaving), daemon=True)
     watch.start()
     try:
         yield processes
-        processes.gather(None)  # who ends early is taken for dead
-    except BrokenPipeError:
+    except SystemExit:  # all have been asked to stop
+        _leave(watch, leaving)
         raise
-    except (InsertlmError, OSError) as error:
-        _leave(processes.complain(str(error), 2))
-    except (RuntimeError, MemoryError) as error:
+    except KeyboardInterrupt:
+        processes.end("interrupted", 128 + signal.SIGINT)
+    except BrokenPipeError:
+        processes.end("nobody reads the output any more", 128 + signal.SIGPIPE)
+    except InsertlmError as error:
+        processes.end(str(error), 2)
+    except OSError as error:
+        processes.end(place_and_reason(error), 2)
+    except Exception as error:
         if is_out_of_memory(error):
-            _leave(processes.complain(OUT_OF_MEMORY, 2))
-        if not _is_lost(error):
-            raise
-        _leave(processes.complain(_LOST, RESUME))
-    finally:
-        watch.stop()
-        gc.collect()  # what still holds gloo's threads: at the interpreter's end they would be cut off, with an abort
-        dist.destroy_process_group()
+            processes.end(OUT_OF_MEMORY, 2)
+        if _is_lost(error):
+            processes.end(_LOST, RESUME)
+        traceback.print_exception(error)  # a fault of the program
+        processes.end(f"{type(error).__name__}: {error}", 1)
+    _leave(watch, leaving)
 
 
-def _leave(code: int) -> NoReturn:
-    """At once: threads may still wait for processes that are gone, and an orderly end would wait for them."""
-    sys.stdout.flush()
-    os._exit(code)
-
-
-_LOST = "a process of this run has ended; start it again to go on from the last checkpoint"
-_ORPHANED = "the launcher of this run has ended; start it again to go on from the last checkpoint"
+def _leave(watch: Thread, leaving: Event) -> None:
+    """Once all are here: who ends early is taken for dead."""
+    leaving.set()
+    watch.join()
+    gc.collect()  # what still holds gloo's threads: at the interpreter's end they would be cut off, with an abort
+    dist.destroy_process_group()
 
 
 def _is_lost(error: Exception) -> bool:
-    """gloo has no class for it, only the place in its sources."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
+    """Whether it comes from a collective with a process that is gone. gloo raises plain RuntimeErrors, which only the
+    place in its sources tells from others."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
 def _meet(device: torch.device) -> Processes:
@@ -231,7 +242,7 @@ def _meet(device: torch.device) -> Processes:
         device = _own_gpu()
     try:
         whole, rank, world = next(iter(rendezvous("env://", timeout=_MEET)))
-        store = _fresh(whole, rank, world)
+        store = _unused_part(whole, rank, world)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=_WAIT)
         processes = Processes(device, rank, world, PrefixStore("word", store))
@@ -244,12 +255,12 @@ def _meet(device: torch.device) -> Processes:
     return processes
 
 
-def _fresh(store: Any, rank: int, world: int) -> Any:
-    """A part of the store that nobody has used: torchrun keeps it when it starts workers again, and what those before
-    them wrote there (addresses, complaints) would be believed.
+def _unused_part(store: Any, rank: int, world: int) -> Any:
+    """A part of the store that nobody has used. torchrun keeps its store when it starts workers again, and gloo would
+    believe the addresses that the workers before have left there (torch 2.13: "Gloo connectFullMesh failed").
 
     Rank 0 makes up a name. The others answer under it with a number of their own, and believe a name once rank 0 has
-    repeated their number. How often each machine's launcher has started its workers does not tell: they count apart.
+    repeated their number. TORCHELASTIC_RESTART_COUNT cannot be that name, because every node counts its own restarts.
     """
     own, end = secrets.token_hex(8), time.monotonic() + _MEET.total_seconds()
     if rank == 0:
@@ -274,45 +285,3 @@ def _own_gpu() -> torch.device:
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device
-
-
-class _Watch(Thread):
-    """Gives a sign of life, and ends this process when its neighbour gives none, or its launcher is gone, or somebody
-    has complained and this process is too busy to notice."""
-
-    def __init__(self, processes: Processes) -> None:
-        super().__init__(name="watch", daemon=True)
-        assert processes.store is not None
-        self._processes, self._store = processes, processes.own_store()
-        self._launcher = os.getppid()
-        self._over = Event()
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join(_BEAT)
-
-    def run(self) -> None:
-        beat, heard, silent = 0, b"", 0
-        neighbour = (self._processes.rank + 1) % self._processes.world
-        while not self._over.wait(_BEAT):
-            beat += 1
-            try:
-                self._store.set(f"beat/{self._processes.rank}", str(beat))
-                said = self._store.get(f"beat/{neighbour}") if self._store.check([f"beat/{neighbour}"]) else b""
-                spoken = self._store.check(["code"])
-            except RuntimeError:
-                self._end(_ORPHANED)
-                return
-            # In beats, not by the clock: a thread that was kept from running has no right to complain of others.
-            heard, silent = said, silent + 1 if said == heard else 0
-            if os.getppid() != self._launcher:
-                self._end(_ORPHANED)
-            if silent * _BEAT > _PATIENCE:
-                self._end(_LOST)
-            if spoken:
-                self._end(_LOST, _WORD.total_seconds())  # it may be about to end by itself
-
-    def _end(self, why: str, patience: float = 0.0) -> None:
-        code = self._processes.complain(why, RESUME)
-        if not self._over.wait(patience):
-            os._exit(code)

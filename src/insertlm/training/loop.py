@@ -50,7 +50,7 @@ _TOPOLOGY = ("train.accumulate ", "train.parallel ")  # what may change from one
 def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> bool:
     """Train to the last step, from the newest checkpoint in `run` if there is one; whether it got there.
 
-    It stops earlier, with a checkpoint, if SIGTERM asks for it.
+    It stops earlier, with a checkpoint, if SIGTERM or Ctrl-C asks for it.
     """
     _check(recipe.train, processes)
     with torch.device("meta"):  # what cannot be a model, or write as it is to, is refused before anything is written
@@ -150,7 +150,7 @@ class _Run:
         config, stopping = self.recipe.train, False
         self.step.family.train()
         shown = self.progress if self.done < config.steps else nullcontext()  # there may be nothing left to do
-        with self.processes.heeding_sigterm(), self.metrics or nullcontext(), self.saver.finishing(), shown:
+        with self.processes.stopping_on_signals(), self.metrics or nullcontext(), self.saver.finishing(), shown:
             while self.done < config.steps and not stopping:
                 self.step(self.done)
                 self.done += 1

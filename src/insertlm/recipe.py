@@ -14,7 +14,7 @@ import yaml
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
-from insertlm.core.section import Count, Fraction, Index, NonNegative, Section, Share
+from insertlm.core.section import Count, Factor, Fraction, Index, NonNegative, Section, Share
 from insertlm.families.base import Family
 from insertlm.families.registry import DEFAULT, AnyFamily
 from insertlm.inference.settings import DecodeConfig
@@ -48,6 +48,7 @@ class OptimConfig(Section, frozen=True, kw_only=True):
 
     matrices: Literal["adamw", "muon"] = "adamw"  # the optimiser of the blocks' matrices; all else uses AdamW
     learning_rate: NonNegative = 1e-4
+    rates: dict[str, Factor] = msgspec.field(default_factory=dict)  # by name: {embedding: 0.1} a tenth, 0 freezes
     warmup: Index = 1000  # steps over which the rate rises from 0
     cooldown: Fraction = 0.0  # share of all steps, at the end, over which it falls back to 0
     weight_decay: NonNegative = 0.01  # of matrices; biases and norms are never decayed
@@ -294,7 +295,7 @@ def _explain(message: str, sections: Mapping[str, Any]) -> tuple[str, str]:
         return f"{place}.{match[1]}".removeprefix("."), f"missing; expected {expected}"
     if not place:  # sections that do not fit together
         return "recipe", what
-    section, _, key = place.partition(".")
+    section, _, key = place.partition("[")[0].partition(".")  # of a key with several values the place is key[...]
     value = sections[section][key] if key else sections[section]
     if what.startswith("Invalid"):
         return place, f"expected one of {_listed(_choices(section, key, sections[section]))}, got {_shown(value)}"

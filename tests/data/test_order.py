@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.data.order import Order, Pieces
+from insertlm.data.order import Order, ProcessOrder
 
 Fits = Callable[[Tensor, Tensor], bool]
 
@@ -100,11 +100,12 @@ def test_pieces_make_up_every_batch(
     """Nothing is lost and nothing is seen twice, whichever pieces are asked for together."""
     order = Order(count, world * accumulate * size, seed)
     shares = [
-        Pieces(order, rank, world, accumulate).batches(first * accumulate, steps * accumulate) for rank in range(world)
+        ProcessOrder(order, rank, world, accumulate).batches(first * accumulate, steps * accumulate)
+        for rank in range(world)
     ]
     for number, whole in enumerate(order.batches(first, steps)):
         parts = [share[number].reshape(steps, accumulate * size) for share in shares]
         assert np.array_equal(np.concatenate(parts, 1), whole)
-    alone = Pieces(order, 0, world, accumulate).batches(first * accumulate + 1, 1)
+    alone = ProcessOrder(order, 0, world, accumulate).batches(first * accumulate + 1, 1)
     if steps * accumulate > 1:
         assert np.array_equal(alone[0][0], shares[0][0][1])

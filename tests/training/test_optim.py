@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal
 
 import msgspec
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from insertlm.core.errors import InsertlmError
 from insertlm.recipe import OptimConfig
-from insertlm.training.optim import Ema, Optimizer, orthogonal
+from insertlm.training.optim import Ema, Optimizer, freeze, orthogonal, rate_factors
 
 STEPS = 1000
 
@@ -285,3 +287,93 @@ def test_halved_matrices_that_learn_by_muon_are_renewed() -> None:
     named = optimizer.named(optimizer.weights)
     assert not torch.equal(module.get_parameter("0.out.weight"), before)
     assert all(torch.equal(module.get_parameter(name), named[name].bfloat16()) for name in HIDDEN)
+
+
+# --- Frozen parameters, rates of their own, tied weights
+
+
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+def test_frozen_parameters_are_neither_stepped_nor_decayed(rule: Literal["adamw", "muon"]) -> None:
+    """But they are in what is saved, and what is rounded stays so."""
+    module = layers()
+    frozen = {"0.qkv.weight", "0.up.weight", "1.bias"}
+    for name in frozen:
+        module.get_parameter(name).requires_grad_(False)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    config = OptimConfig(matrices=rule, learning_rate=0.1, warmup=0, weight_decay=0.5)
+    optimizer = Optimizer(module, config, STEPS, halved={"0.up.weight"}, hidden=HIDDEN)
+    for step in range(3):
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+        optimizer.set_step(step)
+        optimizer.step()
+    named = optimizer.named(optimizer.weights)
+    assert named.keys() == before.keys()
+    assert {name for name, value in named.items() if torch.equal(value, before[name])} == frozen
+    assert not frozen & {key.partition("/")[0] for key in optimizer.moments()}
+
+
+def test_parameters_learn_at_their_own_rate() -> None:
+    """The longest beginning of a name counts, and a rate of 0 freezes."""
+    module, plain = layers(), layers()
+    rates = {"0": 0.5, "0.up": 0.1, "1": 0.0}
+    freeze(module, config := OptimConfig(learning_rate=0.01, warmup=0, weight_decay=0.1, rates=rates))
+    assert not any(p.requires_grad for p in module[1].parameters())  # type: ignore[index]
+    expected = {name: p.detach().clone() for name, p in plain.named_parameters()}
+    optimizer = Optimizer(module, config, STEPS)
+    push(plain, 0)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameter.grad = plain.get_parameter(name).grad
+    optimizer.set_step(0)
+    optimizer.step()
+    for name, parameter in module.named_parameters():
+        factor = 0.1 if name.startswith("0.up") else 0.5 if name.startswith("0.") else 0.0
+        decay = 0.1 if parameter.dim() == 2 else 0.0
+        gradient, rate = plain.get_parameter(name).grad, 0.01 * factor
+        assert gradient is not None
+        wanted = expected[name] * (1 - rate * decay) - rate * gradient.sign()  # the first step of AdamW
+        torch.testing.assert_close(parameter.detach(), wanted, rtol=0, atol=1e-4 * factor)
+
+
+def test_names_begin_with_or_without_the_backbone() -> None:
+    names = [
+        "backbone.embedding.weight",
+        "backbone.blocks.0.up.bias",
+        "backbone.blocks.10.up.bias",
+        "unembedding.weight",
+    ]
+    found = rate_factors(names, {"blocks": 0.1, "backbone": 0.5, "blocks.10.up": 3.0})
+    assert list(found.values()) == [0.5, 0.1, 3.0, 1.0]
+    with pytest.raises(InsertlmError, match=r"name begins with embed; expected one of embedding, blocks, unembedding$"):
+        rate_factors(names, {"embed": 0.1})
+    with pytest.raises(InsertlmError, match=r"begins with blocks\.1;"):
+        rate_factors(names, {"blocks.1": 0.1})
+
+
+def test_something_has_to_learn() -> None:
+    module = layers()
+    freeze(module, config := OptimConfig(rates={"0": 0, "1": 0}))
+    with pytest.raises(InsertlmError, match="every rate is 0"):
+        Optimizer(module, config, STEPS)
+
+
+def test_tied_weights_have_one_state() -> None:
+    """They learn from both uses, under the first name."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+            self.out.weight = self.embedding.weight
+
+    module = Tied()
+    optimizer = Optimizer(module, OptimConfig(learning_rate=0.1, warmup=0), STEPS)
+    before = module.out.weight.detach().clone()
+    module.out(module.embedding(torch.arange(5))).sum().backward()
+    optimizer.set_step(0)
+    optimizer.step()
+    assert optimizer.moments().keys() == {"embedding.weight/exp_avg", "embedding.weight/exp_avg_sq"}
+    assert optimizer.named(optimizer.weights).keys() == {"embedding.weight"}
+    assert module.out.weight is module.embedding.weight
+    assert bool((module.out.weight != before).all())

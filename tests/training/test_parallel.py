@@ -24,6 +24,7 @@ from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
 from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.star import Star
+from insertlm.training.optim import freeze
 from insertlm.training.parallel import ReplicatedStep
 from insertlm.training.saving import Saver
 from insertlm.training.sharded import ShardedStep
@@ -49,12 +50,16 @@ def step_of(
     sharded: bool = False,
     accumulate: int = 1,
     optim: OptimConfig = OPTIM,
+    tied: bool = False,
 ) -> TrainStep:
     model = ModelConfig(layers=2, width=16, heads=2, hidden=32, dropout=0.1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         built = FAMILIES[family].build(model, TASK.tokenizer)
     built = built.double().train()
+    if tied:
+        built.unembedding.weight = built.backbone.embedding.weight
+    freeze(built, optim)
     rows = built.rows(TASK.examples("train"))
     order = Order(len(rows.target), 8, 1)
     settings: dict[str, Any] = {"optim": optim, "steps": STEPS, "device": CPU, "compiled": False}
@@ -130,6 +135,35 @@ def test_muon_takes_the_same_steps_in_every_process(in_processes: InProcesses) -
 def test_muon_needs_whole_matrices() -> None:
     with pytest.raises(InsertlmError, match=r"^optim.matrices: expected adamw for a sharded model, muon needs whole"):
         step_of("ilm", Processes(CPU), sharded=True, optim=MUON)
+
+
+# --- Tied weights, frozen ones, and rates of their own
+
+SLOW = msgspec.structs.replace(OPTIM, rates={"embedding": 0.0, "blocks.0": 0.1}, weight_decay=0.5)
+
+
+def tied(optim: OptimConfig, sharded: bool, processes: Processes) -> tuple[list[dict[str, float]], set[str]]:
+    step = step_of("ilm", processes, sharded, optim=optim, tied=True)
+    found = losses(step, HALF)
+    family = step.family
+    assert family.unembedding.weight is family.backbone.embedding.weight  # type: ignore[union-attr]
+    return found, set(step.state()["weights"])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("optim", [OPTIM, SLOW])
+def test_tied_and_frozen_weights_do_not_depend_on_the_processes(
+    in_processes: InProcesses, optim: OptimConfig, sharded: bool
+) -> None:
+    alone = step_of("ilm", optim=optim, tied=True)
+    expected, began = losses(alone, HALF), step_of("ilm", tied=True).state()["weights"]
+    assert expected != losses(step_of("ilm"), HALF)
+    assert "unembedding.weight" not in began
+    still = {name for name, value in alone.state()["weights"].items() if torch.equal(value, began[name])}
+    assert still == ({"backbone.embedding.weight"} if optim is SLOW else set())
+    for found, names in in_processes(2, partial(tied, optim, sharded)):
+        assert_same(found, expected)
+        assert names == began.keys()
 
 
 # --- From one number of processes to another

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from insertlm.data.order import Order, Pieces
+from insertlm.data.order import Order, ProcessOrder
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
 from insertlm.families.ilm import IlmConfig
@@ -20,8 +20,9 @@ from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
 from insertlm.tasks.base import Corpus, Examples
 from insertlm.tasks.star import Star
+from insertlm.tasks.zebra.task import Zebra
 from insertlm.training import rows as module
-from insertlm.training.rows import Streamed
+from insertlm.training.rows import Resident, Streamed
 from insertlm.training.step import TrainStep
 
 CPU = torch.device("cpu")
@@ -68,7 +69,7 @@ def test_a_process_reads_its_part_of_a_corpus_alone() -> None:
     """And sees in it what one process would see there."""
     family, order = family_of(IlmConfig()), Order(len(EXAMPLES), 8, 1)
     corpora = [Watched(EXAMPLES) for _ in range(2)]
-    sources = [Streamed(family, corpus, Pieces(order, rank, 2, 1), CPU) for rank, corpus in enumerate(corpora)]
+    sources = [Streamed(family, corpus, ProcessOrder(order, rank, 2, 1), CPU) for rank, corpus in enumerate(corpora)]
     whole = Streamed(family, Watched(EXAMPLES), order, CPU)
     for number in (0, 1, 63, 64):
         batch, halves = whole.batch(number), [source.batch(number) for source in sources]
@@ -92,6 +93,26 @@ def test_streamed_rows_train_as_resident_ones(config: AnyFamily, monkeypatch: py
         assert torch.equal(a.example, b.example)
         assert a.visible == b.visible
     assert all(torch.equal(a, b) for a, b in zip(weights(resident), weights(streamed), strict=True))
+
+
+def test_streamed_rows_keep_the_order_of_a_solver() -> None:
+    """And resident ones are half as wide as what the model reads, which is not changed by it."""
+    puzzles = Zebra(max_houses=3, max_attributes=3, train=40)
+    examples, config = puzzles.examples("train"), IlmConfig(group=3, solver=0.5)
+    family = config.build(ModelConfig(layers=1, width=16, heads=2, hidden=32), puzzles.tokenizer)
+    expected, order = family.rows(examples), Order(len(examples), 8, 1)
+    assert expected.solving_order is not None
+    resident = Resident(family, expected, order, CPU)
+    assert resident._here.dtype == torch.int32
+    for source in (resident, Streamed(family, Watched(examples), order, CPU)):
+        for number in (0, 7):
+            batch = source.batch(number)
+            source.put(batch)
+            rows, wanted = source.rows(batch.example), expected.select(batch.example)
+            for name in ("given", "given_length", "target", "target_length", "solving_order"):
+                found = getattr(rows, name)
+                assert found.dtype == torch.int64
+                assert torch.equal(found, getattr(wanted, name)), name
 
 
 @pytest.mark.usefixtures("fresh_compiler")

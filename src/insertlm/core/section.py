@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["Count", "Fraction", "Index", "NamedSection", "NonNegative", "Section", "Share"]
+__all__ = ["Count", "Factor", "Fraction", "Index", "NamedSection", "NonNegative", "Section", "Share"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,5 +29,6 @@ class NamedSection(Section, frozen=True, kw_only=True, tag_field="name"):
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Factor = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0.0)]

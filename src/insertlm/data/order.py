@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insertlm.core.hashing import mix64
 
-__all__ = ["Order", "Pieces"]
+__all__ = ["Order", "ProcessOrder"]
 
 _ROUNDS = 6
 
@@ -48,7 +48,7 @@ class Order:
         return (left << self.half_bits) | right
 
 
-class Pieces(Order):
+class ProcessOrder(Order):
     """One process's part of an order. Every batch is cut into `world * accumulate` pieces of one size; a process takes
     `accumulate` of them that follow each other. It counts pieces where an order counts steps."""
 

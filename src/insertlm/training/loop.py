@@ -35,6 +35,7 @@ from insertlm.storage import checkpoints as checkpoint
 from insertlm.tasks.base import Corpus, Examples
 from insertlm.text.tokenizers import matching_ids
 from insertlm.training.metrics import MetricsLog, open_tracker
+from insertlm.training.optim import freeze
 from insertlm.training.parallel import ParallelStep, ReplicatedStep
 from insertlm.training.saving import Saver, locked
 from insertlm.training.step import TrainStep
@@ -289,6 +290,7 @@ def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes:
     config = recipe.train
     sharded = config.parallel == "fsdp" and processes.world > 1
     family = build_family(recipe)
+    freeze(family, recipe.optim)
     if not sharded:  # shards go to the device one by one
         family.to(processes.device)
     rows = family.rows(data) if isinstance(data, Examples) else data

@@ -1,18 +1,24 @@
-"""The optimiser and its two rules, its learning-rate schedule, and the moving average of the weights."""
+"""The optimiser with its two rules, and the moving average of the weights.
+
+Every parameter has one name, one state and one place in a checkpoint, also where two modules share it (tied weights):
+the name is the first that `named_parameters` finds. Parameters that do not require gradients are kept with the others,
+so that checkpoints are whole, but neither rule touches them.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from insertlm.core.errors import InsertlmError
 from insertlm.recipe import OptimConfig
 
-__all__ = ["Ema", "Optimizer", "orthogonal"]
+__all__ = ["Ema", "Optimizer", "freeze", "orthogonal", "rate_factors"]
 
 _EPSILON = 1e-8
 _AHEAD = 256  # steps whose rates go to the device together
@@ -28,9 +34,11 @@ class Optimizer:
     """AdamW with clipping, over a few long tensors instead of hundreds of parameters; if the recipe says so, Muon for
     the matrices named in `hidden`.
 
-    Parameters of a kind (precision, decay, rule) share one tensor each for weights, moments and gradients, so a step is
-    a handful of kernels. The weights proper are float32. Parameters named in `halved` become bfloat16: what the network
-    multiplies is a rounded copy, renewed at every step, and no product has to convert its weights first.
+    Parameters of a kind (precision, decay, rule, rate) share one tensor each for weights, moments and gradients, so a
+    step is a handful of kernels. The weights proper are float32. Parameters named in `halved` become bfloat16: what the
+    network multiplies is a rounded copy, renewed at every step, and no product has to convert its weights first.
+
+    groups: of all parameters   learning: those of them that learn, which have gradients
     """
 
     def __init__(
@@ -41,14 +49,19 @@ class Optimizer:
         halved: Collection[str] = (),
         hidden: Collection[str] = (),
     ) -> None:
-        kinds: dict[tuple[bool, bool, bool], dict[str, nn.Parameter]] = {}
+        factors = rate_factors([name for name, _ in module.named_parameters()], config.rates)
+        kinds: dict[tuple[type[_Group], bool, bool, float], dict[str, nn.Parameter]] = {}
         for name, parameter in module.named_parameters():
-            by_muon = config.matrices == "muon" and name in hidden
-            kinds.setdefault((name in halved, parameter.dim() >= 2, by_muon), {})[name] = parameter
+            rule = _Muon if config.matrices == "muon" and name in hidden else _AdamW
+            kind = (rule if parameter.requires_grad else _Frozen, name in halved, parameter.dim() >= 2, factors[name])
+            kinds.setdefault(kind, {})[name] = parameter
         self.groups = [
-            (_Muon if by_muon else _AdamW)(named, config.weight_decay if matrices else 0.0, half)
-            for (half, matrices, by_muon), named in kinds.items()
+            rule(named, half, config.weight_decay if matrices else 0.0, factor)
+            for (rule, half, matrices, factor), named in kinds.items()
         ]
+        self.learning = [group for group in self.groups if not isinstance(group, _Frozen)]
+        if not self.learning:
+            raise InsertlmError("optim.rates: every rate is 0; expected parameters that learn")
         self.config = config
         self.weights = [group.weights for group in self.groups]
         device = self.weights[0].device
@@ -57,7 +70,7 @@ class Optimizer:
         self._now = self._ahead[0].clone()
 
     def zero_grad(self) -> None:
-        for group in self.groups:
+        for group in self.learning:
             for parameter in group.parameters.values():
                 parameter.grad = None
 
@@ -72,15 +85,15 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor] | None = None) -> None:
-        """gradients: one for each group; the parameters' own unless given."""
+        """gradients: one for each group that learns; the parameters' own unless given."""
         gradients = self.gradients() if gradients is None else gradients
         norm = self._norm(gradients)
         shrink = (self.config.clip / (norm + 1e-6)).clamp(max=1.0) if self.config.clip else torch.ones_like(norm)
-        for group, gradient in zip(self.groups, gradients, strict=True):
+        for group, gradient in zip(self.learning, gradients, strict=True):
             group.step(gradient, shrink, self._now, self.config)
 
     def gradients(self) -> list[Tensor]:
-        return [group.gradient() for group in self.groups]
+        return [group.gradient() for group in self.learning]
 
     def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
         norm: Tensor = torch.stack([torch.linalg.vector_norm(x, dtype=self._now.dtype) for x in gradients]).norm()
@@ -130,13 +143,13 @@ class Optimizer:
 class _Group(ABC):
     """Parameters of one kind, and the rule they learn by. All tensors: [N], the parameters one after the other.
 
-    remembers: names of what the rule keeps from step to step
+    remembers: names of what the rule keeps from step to step   factor: of the learning rate
     """
 
-    remembers: ClassVar[tuple[str, ...]]
+    remembers: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, parameters: dict[str, nn.Parameter], decay: float, halved: bool) -> None:
-        self.parameters, self.decay = parameters, decay
+    def __init__(self, parameters: dict[str, nn.Parameter], halved: bool, decay: float, factor: float) -> None:
+        self.parameters, self.decay, self.factor = parameters, decay, factor
         self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
         self.moments = {name: torch.zeros_like(self.weights) for name in self.remembers}
         self.copy = self.weights.bfloat16() if halved else None
@@ -158,11 +171,18 @@ class _Group(ABC):
         return torch.cat([part.flatten() for part in parts])
 
 
+class _Frozen(_Group):
+    """Parameters that do not learn."""
+
+    def step(self, gradient: Tensor, shrink: Tensor, now: Tensor, config: OptimConfig) -> None:
+        raise AssertionError("a frozen parameter has no gradient")
+
+
 class _AdamW(_Group):
     remembers = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, parameters: dict[str, nn.Parameter], decay: float, halved: bool) -> None:
-        super().__init__(parameters, decay, halved)
+    def __init__(self, parameters: dict[str, nn.Parameter], halved: bool, decay: float, factor: float) -> None:
+        super().__init__(parameters, halved, decay, factor)
         self._update = _update
         if self.weights.is_cuda:  # one kernel, at work for a fifteenth of every step, and worth a search for its shape
             self._update = torch.compile(_update, options={"max_autotune_pointwise": True})
@@ -170,7 +190,7 @@ class _AdamW(_Group):
     def step(self, gradient: Tensor, shrink: Tensor, now: Tensor, config: OptimConfig) -> None:
         moments = self.moments["exp_avg"], self.moments["exp_avg_sq"]
         betas = config.beta1, config.beta2
-        self._update(self.weights, *moments, self.copy, gradient, shrink, now, betas, self.decay)
+        self._update(self.weights, *moments, self.copy, gradient, shrink, now, betas, self.decay, self.factor)
 
 
 def _update(
@@ -183,8 +203,10 @@ def _update(
     now: Tensor,
     betas: tuple[float, float],
     decay: float,
+    factor: float,
 ) -> None:
     rate, correction1, correction2 = now.unbind()
+    rate = rate * factor
     gradient = gradient.to(weights.dtype) * shrink
     exp_avg.lerp_(gradient, 1.0 - betas[0])
     exp_avg_sq.mul_(betas[1]).addcmul_(gradient, gradient, value=1.0 - betas[1])
@@ -207,7 +229,8 @@ class _Muon(_Group):
         momentum = self.moments["momentum"].lerp_(gradient, 1.0 - _MOMENTUM)
         change = gradient.lerp_(momentum, _MOMENTUM)  # Nesterov's
         self._orthogonalise([matrix for whole in self.split(change).items() for matrix in _matrices(*whole)])
-        self.weights.mul_(1.0 - now[0] * self.decay).sub_(now[0] * change)
+        rate = now[0] * self.factor
+        self.weights.mul_(1.0 - rate * self.decay).sub_(rate * change)
         if self.copy is not None:
             self.copy.copy_(self.weights)
 
@@ -237,6 +260,31 @@ def orthogonal(x: Tensor) -> Tensor:
         y = x @ x.mT
         x = a * x + (b * y + c * (y @ y)) @ x
     return x.to(dtype)
+
+
+def rate_factors(names: Sequence[str], rates: Mapping[str, float]) -> dict[str, float]:
+    """The factor of the learning rate for each parameter. rates: of `optim.rates`, by the beginnings of names, in whole
+    parts and with or without `backbone.`; of several that fit, the longest counts."""
+    factors = dict.fromkeys(names, 1.0)
+    for prefix, factor in sorted(rates.items(), key=lambda item: len(_whole(item[0]))):
+        ours = [name for name in names if f"{name}.".startswith((f"{prefix}.", f"backbone.{prefix}."))]
+        if not ours:
+            known = ", ".join(dict.fromkeys(name.removeprefix("backbone.").split(".")[0] for name in names))
+            raise InsertlmError(f"optim.rates: no parameter's name begins with {prefix}; expected one of {known}")
+        factors.update(dict.fromkeys(ours, factor))
+    return factors
+
+
+def _whole(prefix: str) -> str:
+    return prefix if f"{prefix}.".startswith("backbone.") else f"backbone.{prefix}"
+
+
+def freeze(module: nn.Module, config: OptimConfig) -> None:
+    """Parameters whose factor is 0 need no gradient."""
+    factors = rate_factors([name for name, _ in module.named_parameters()], config.rates)
+    for name, parameter in module.named_parameters():
+        if factors[name] == 0.0:
+            parameter.requires_grad_(False)
 
 
 class Ema:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from insertlm.core.processes import Processes
-from insertlm.data.order import Order, Pieces
+from insertlm.data.order import Order, ProcessOrder
 from insertlm.families.base import Family, Rows
 from insertlm.tasks.base import Corpus
 from insertlm.training.rows import Batch
@@ -45,7 +45,7 @@ class ParallelStep(TrainStep, ABC):
         **settings: Any,
     ) -> None:
         self.processes, self.accumulate = processes, accumulate
-        super().__init__(family, rows, Pieces(order, processes.rank, processes.world, accumulate), **settings)
+        super().__init__(family, rows, ProcessOrder(order, processes.rank, processes.world, accumulate), **settings)
         like = self.optimizer.weights[0]
         self.sums = torch.zeros(self._extra() + 2 * _NAMES, dtype=like.dtype, device=like.device)
         self._tally = self.sums[self._extra() :].view(2, _NAMES)  # the losses' sums, and what they are over
@@ -94,11 +94,11 @@ class ParallelStep(TrainStep, ABC):
 
 class ReplicatedStep(ParallelStep):
     def _extra(self) -> int:
-        return sum(len(weights) for weights in self.optimizer.weights)
+        return sum(len(group.weights) for group in self.optimizer.learning)
 
     def _parts(self) -> Sequence[Tensor]:
-        """Of `sums`: one for each group of parameters."""
-        sizes = [len(weights) for weights in self.optimizer.weights]
+        """Of `sums`: one for each group of parameters that learn."""
+        sizes = [len(group.weights) for group in self.optimizer.learning]
         return torch.split(self.sums[: self._extra()], sizes)
 
     def _optimise(self, example: Tensor, epoch: Tensor, capacity: int | None) -> None:

@@ -7,7 +7,7 @@ to where FSDP gathers from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,9 +89,9 @@ def _shard(family: Family, processes: Processes) -> None:
 class _Shards(nn.Module):
     """Stands for a model where only names, shapes and values of local shards count."""
 
-    def __init__(self, live: Mapping[str, Tensor]) -> None:
+    def __init__(self, live: Mapping[str, Tensor], learning: Collection[str]) -> None:
         super().__init__()
-        self._parts = {name: nn.Parameter(shard.clone()) for name, shard in live.items()}
+        self._parts = {name: nn.Parameter(shard.clone(), name in learning) for name, shard in live.items()}
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self._parts.items()
@@ -103,7 +103,8 @@ class _ShardedOptimizer(Optimizer):
     def __init__(self, module: nn.Module, config: OptimConfig, steps: int, processes: Processes) -> None:
         self._module, self._processes = module, processes
         self._live = {name: _local(parameter) for name, parameter in module.named_parameters()}
-        self._stand_in = _Shards(self._live)
+        learning = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        self._stand_in = _Shards(self._live, learning)
         super().__init__(self._stand_in, config, steps)
 
     def zero_grad(self) -> None:

@@ -51,18 +51,25 @@ def step_of(
     accumulate: int = 1,
     optim: OptimConfig = OPTIM,
     tied: bool = False,
+    precision: str = "auto",
 ) -> TrainStep:
     model = ModelConfig(layers=2, width=16, heads=2, hidden=32, dropout=0.1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         built = FAMILIES[family].build(model, TASK.tokenizer)
-    built = built.double().train()
+    built = (built.double() if precision == "auto" else built).train()
     if tied:
         built.unembedding.weight = built.backbone.embedding.weight
     freeze(built, optim)
     rows = built.rows(TASK.examples("train"))
     order = Order(len(rows.target), 8, 1)
-    settings: dict[str, Any] = {"optim": optim, "steps": STEPS, "device": CPU, "compiled": False}
+    settings: dict[str, Any] = {
+        "optim": optim,
+        "steps": STEPS,
+        "device": CPU,
+        "compiled": False,
+        "precision": precision,
+    }
     if processes is None:
         return TrainStep(built, rows, order, **settings)
     kind = ShardedStep if sharded else ReplicatedStep
@@ -164,6 +171,24 @@ def test_tied_and_frozen_weights_do_not_depend_on_the_processes(
     for found, names in in_processes(2, partial(tied, optim, sharded)):
         assert_same(found, expected)
         assert names == began.keys()
+
+
+def rounded(family: str, processes: Processes) -> tuple[list[dict[str, float]], set[torch.dtype], set[torch.dtype]]:
+    step, gathered = step_of(family, processes, sharded=True, precision="bfloat16"), set[torch.dtype]()
+    block = step.family.backbone.blocks[0]
+    block.register_forward_pre_hook(lambda *_: gathered.update(p.dtype for p in block.parameters()))
+    found = losses(step, HALF)
+    return found, gathered, {p.dtype for p in step.family.parameters()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shards_are_gathered_in_bfloat16_and_learn_in_float32(in_processes: InProcesses, family: str) -> None:
+    expected = losses(step_of(family, precision="bfloat16"), HALF)
+    for found, gathered, kept in in_processes(2, partial(rounded, family)):
+        assert gathered == {torch.bfloat16}
+        assert kept == {torch.float32}
+        for a, b in zip(found, expected, strict=True):
+            assert a == pytest.approx(b, rel=2e-2, abs=1e-3)
 
 
 # --- From one number of processes to another

@@ -27,14 +27,19 @@ def whole_blocks(rows: int) -> int:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float = 1e-5) -> Tensor:
     """[T, width] to [T, width], in float32 at least."""
-    normed: Tensor = _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-untyped-call]
+    normed: Tensor = _LayerNorm.apply(x, _widened(weight, x), _widened(bias, x), epsilon)  # type: ignore[no-untyped-call]
     return normed
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """[T, width] to [T, width], in float32 at least."""
-    normed: Tensor = _RMSNorm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
+    normed: Tensor = _RMSNorm.apply(x, _widened(weight, x), epsilon)  # type: ignore[no-untyped-call]
     return normed
+
+
+def _widened(weight: Tensor | None, x: Tensor) -> Tensor | None:
+    """FSDP gathers the parameters of a block in bfloat16, but the residual stream is in float32."""
+    return None if weight is None else weight.to(torch.promote_types(weight.dtype, x.dtype))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:

@@ -30,7 +30,7 @@ import torch
 import yaml
 from common import report
 
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 
 KINDS = ("worker", "launcher", "save", "validation")
 SAVE, VALIDATE = 10, 25
@@ -77,7 +77,7 @@ class Chaos:
         return launcher if _lives(launcher) or self._at_the_end() else self._start()
 
     def _at_the_end(self) -> bool:
-        return checkpoint.latest(self.run / "checkpoints") == _end(self.run, self.recipe)
+        return checkpoints.latest(self.run / "checkpoints") == _end(self.run, self.recipe)
 
     def _wait_for(self, kind: str, launcher: int) -> int:
         """Wait for the moment for a kill of this kind, some steps after the last kill. Returns the launcher."""
@@ -131,7 +131,7 @@ def recipe_of(steps: int) -> dict[str, Any]:
 def differences(a: Path, b: Path) -> list[str]:
     """Where the last checkpoints and the logs of two finished runs differ."""
     found = []
-    states = [checkpoint.load(end).tensors for end in (_last(a), _last(b))]
+    states = [checkpoints.load(end).tensors for end in (_last(a), _last(b))]
     for part, named in states[0].items():
         found += [f"{part}: {name}" for name, x in named.items() if not torch.equal(x, states[1][part][name])]
     logs = [[line for line in _lines(run) if line.pop("steps_per_second", 1)] for run in (a, b)]
@@ -139,7 +139,7 @@ def differences(a: Path, b: Path) -> list[str]:
 
 
 def _last(run: Path) -> Path:
-    newest = checkpoint.latest(run / "checkpoints")
+    newest = checkpoints.latest(run / "checkpoints")
     assert newest is not None
     return newest
 

@@ -23,7 +23,7 @@ from common import model_arguments, recipe_of, report
 
 from insertlm.core.processes import Processes, joined
 from insertlm.data.order import Order
-from insertlm.training.loop import build_step
+from insertlm.training.parallel import build_step
 
 WAYS = {"one": (1, "ddp"), "replicated": (2, "ddp"), "sharded": (2, "fsdp")}
 

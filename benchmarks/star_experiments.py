@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from insertlm.recipe import Recipe, differences, load_recipe
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 from insertlm.training.metrics import accuracies, read_metrics, training_seconds
 
 __all__ = ["RECIPES", "Experiment"]
@@ -92,9 +92,9 @@ class Experiment:
 
     def warm(self) -> bool:
         """Whether a running training has logged steps since its last checkpoint, so that everything is compiled."""
-        newest, log = checkpoint.latest(self.run / "checkpoints"), self.run / "metrics.jsonl"
+        newest, log = checkpoints.latest(self.run / "checkpoints"), self.run / "metrics.jsonl"
         steps = [measure.step for measure in read_metrics(log)] if log.is_file() else []
-        return max(steps, default=0) > (checkpoint.step_of(newest) if newest else 0)
+        return max(steps, default=0) > (checkpoints.step_of(newest) if newest else 0)
 
     def records(self) -> list[dict[str, Any]]:
         """A record for every evaluation that is done."""
@@ -130,7 +130,7 @@ class Experiment:
     def _trained(self) -> bool:
         """Whether all steps of exactly this recipe are done."""
         last = f"step-{self.recipe.train.steps:08d}"
-        newest = checkpoint.latest(self.run / "checkpoints")
+        newest = checkpoints.latest(self.run / "checkpoints")
         if newest is None or newest.name != last:
             return False
         return not differences(self.recipe, load_recipe(self.run / "recipe.yaml"))

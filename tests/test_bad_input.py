@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from insertlm.cli import commands
 from insertlm.cli.main import main
 from insertlm.core.files import write_durably
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 
 RECIPE = """
 task: {name: star, degree: 2, min_nodes: 3, max_nodes: 3, min_plan: 2, nodes: 8, train: 100, validation: 9, test: 9}
@@ -323,7 +323,7 @@ def test_a_full_disk_while_saving_loses_nothing(
         write_durably(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_durably", write)
+        patch.setattr(checkpoints, "write_durably", write)
         capsys.readouterr()
         assert main(["train", "r.yaml", "--run", "torn", "--device", "cpu"]) == 2
     [line] = capsys.readouterr().err.splitlines()

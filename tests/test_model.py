@@ -15,8 +15,7 @@ from insertlm import model as api
 from insertlm.core.errors import InsertlmError
 from insertlm.model import choose_device
 from insertlm.recipe import build_family, parse_recipe, to_yaml
-from insertlm.storage import checkpoints as checkpoint
-from insertlm.storage import folders
+from insertlm.storage import checkpoints, folders
 
 GRAPH = "1>2 2>3 4>2 2>5 : 1 3"
 RECIPE = parse_recipe(
@@ -111,7 +110,7 @@ def test_a_run_gives_the_averaged_weights_of_its_newest_checkpoint(tmp_path: Pat
     weights = build_family(RECIPE).state_dict()
     for step in (10, 20):
         ema = {name: torch.full_like(value, step) for name, value in weights.items()}
-        checkpoint.save(tmp_path / "checkpoints", step, {"weights": weights, "ema": ema, "optimizer": {}}, keep=2)
+        checkpoints.save(tmp_path / "checkpoints", step, {"weights": weights, "ema": ema, "optimizer": {}}, keep=2)
     model = insertlm.load(tmp_path, "cpu")
     assert model.step == 20
     assert not model.bundled

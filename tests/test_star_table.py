@@ -20,7 +20,7 @@ from side_by_side import Job
 from star_experiments import WAYS, Experiment
 
 from insertlm.core.errors import InsertlmError
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 
 # --- Cells
 
@@ -188,7 +188,7 @@ def test_a_training_is_warm_when_it_has_logged_steps_since_its_last_checkpoint(t
     experiment.run.mkdir()
     log.write_text('{"step": 200}\n')
     assert experiment.warm()
-    checkpoint.save(experiment.run / "checkpoints", 400, {"weights": {"x": torch.zeros(1)}}, 1)
+    checkpoints.save(experiment.run / "checkpoints", 400, {"weights": {"x": torch.zeros(1)}}, 1)
     log.write_text('{"step": 200}\n{"step": 400}\n')  # what a resumed run begins with
     assert not experiment.warm()
     log.write_text('{"step": 400}\n{"step": 600}\n')

@@ -279,20 +279,27 @@ class Model:
         return self.recipe.task.tokenizer.decode(ids)
 
 
-def load(name_or_path: str | Path = BUNDLED, device: str | None = None, *, halved: bool = False) -> Model:
+def load(
+    name_or_path: str | Path = BUNDLED,
+    device: str | None = None,
+    *,
+    halved: bool = False,
+    checkpoint: str | int = "last",
+) -> Model:
     """A bundled model by name, a run folder of `insertlm train`, a folder of `insertlm export`, or the id of one on the
     Hugging Face Hub, `"owner/name"` (if there is no folder `owner` here).
 
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
     halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it; but what
     is written together may then, in rare cases, differ from what is written alone.
+    checkpoint: of a run, "last", "best" (the one that validated best, see train.keep_best) or the number of its step.
     """
     target = choose_device(device)
     folder = find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
     recipe = msgspec.structs.replace(recipe, task=recipe.task.with_files(folder))
     family = build_family(recipe)
-    weights, step = read_weights(folder)
+    weights, step = read_weights(folder, checkpoint)
     _fill(family, weights, folder)
     return Model(prepare(family, target, halved), recipe, folder, step)
 

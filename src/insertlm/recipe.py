@@ -58,6 +58,9 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     ema: Fraction = 0.9999  # of the weights, after a warm-up of its own
     ema_every: Count = 10  # steps between updates of the average
 
+    def __hash__(self) -> int:  # recipes are keys of dicts, and `rates` is no such key by itself
+        return hash(msgspec.json.encode(self))
+
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of step `step` (from 0) of `steps`."""
         rise = (step + 1) / self.warmup if self.warmup else 1.0
@@ -84,6 +87,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     keep_best: bool = False  # also the one that validated best; every better validation is saved
     validate_every: Index = 0  # steps between validations, 0 = never
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; auto = bfloat16 on CUDA, else float32
+    recompute: bool = False  # what a block computes, for the gradient: less memory, a third more time
     compile: bool = True  # on CUDA; elsewhere steps run as they are written
     recompute: bool = False  # blocks again for the gradient, keeping only their inputs: slower, in far less memory
     tracker: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl

@@ -68,11 +68,11 @@ def test_the_code_imports_torch_and_transformers_alone() -> None:
 
 
 def test_a_run_that_ended_early_says_so(run: Path, tmp_path: Path) -> None:
-    from insertlm.storage import checkpoints as checkpoint
+    from insertlm.storage import checkpoints
 
     model = load(run, "cpu")
     (run / "model.safetensors").unlink()
-    checkpoint.save(run / "checkpoints", 7, {"ema": model.family.state_dict()}, 1)
+    checkpoints.save(run / "checkpoints", 7, {"ema": model.family.state_dict()}, 1)
     export(load(run, "cpu"), tmp_path / "out")
     assert "Training ended early, at step 7 of 20." in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 
 PARTS = ("weights", "ema", "optimizer")
 
@@ -91,7 +91,7 @@ def test_round_trip_keeps_every_bit(dtype: torch.dtype, shape: list[int], transp
         values = values.permute([*reversed(range(values.dim()))])
     tensors = {"weights": {"x": values, "y.z": torch.ones(2)}, "ema": {"x": values}}
     with tempfile.TemporaryDirectory() as folder:
-        loaded = checkpoint.load(checkpoint.save(Path(folder), 7, tensors, keep=1))
+        loaded = checkpoints.load(checkpoints.save(Path(folder), 7, tensors, keep=1))
     assert loaded.step == 7
     assert same(loaded.tensors, tensors)
 
@@ -99,20 +99,20 @@ def test_round_trip_keeps_every_bit(dtype: torch.dtype, shape: list[int], transp
 def test_tied_and_overlapping_tensors_and_gradients(tmp_path: Path) -> None:
     base = torch.arange(12.0, requires_grad=True)
     named = {"whole": base, "tied": base, "part": base[3:7], "rows": base.reshape(3, 4)[:, 1:]}
-    loaded = checkpoint.load(checkpoint.save(tmp_path, 1, {"weights": named}, keep=1))
+    loaded = checkpoints.load(checkpoints.save(tmp_path, 1, {"weights": named}, keep=1))
     assert same(loaded.tensors, {"weights": {name: tensor.detach() for name, tensor in named.items()}})
 
 
 def test_parts_of_one_buffer_are_not_copied() -> None:
     flat = torch.arange(12.0)
     views = {"a": flat[:5], "b": flat[5:]}
-    stored = checkpoint._storable(views)
+    stored = checkpoints._storable(views)
     assert all(stored[name].data_ptr() == views[name].data_ptr() for name in views)
 
 
 def test_loaded_tensors_do_not_depend_on_the_file(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, state(1), keep=1)
-    loaded = checkpoint.load(path)
+    path = checkpoints.save(tmp_path, 1, state(1), keep=1)
+    loaded = checkpoints.load(path)
     file = path / "weights.safetensors"
     with file.open("r+b") as handle:  # in place: what a mapping of the file would show
         handle.write(bytes(file.stat().st_size))
@@ -120,11 +120,11 @@ def test_loaded_tensors_do_not_depend_on_the_file(tmp_path: Path) -> None:
 
 
 def test_load_part_reads_and_verifies_that_part_only(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 3, state(3), keep=1)
+    path = checkpoints.save(tmp_path, 3, state(3), keep=1)
     (path / "optimizer.safetensors").unlink()
-    assert same({"ema": checkpoint.load_part(path, "ema")}, {"ema": state(3)["ema"]})
-    assert "optimizer.safetensors" in fails(lambda: checkpoint.load_part(path, "optimizer"))
-    message = fails(lambda: checkpoint.load_part(path, "momentum"))
+    assert same({"ema": checkpoints.load_part(path, "ema")}, {"ema": state(3)["ema"]})
+    assert "optimizer.safetensors" in fails(lambda: checkpoints.load_part(path, "optimizer"))
+    message = fails(lambda: checkpoints.load_part(path, "momentum"))
     assert "momentum" in message
     assert all(part in message for part in PARTS)
 
@@ -132,7 +132,7 @@ def test_load_part_reads_and_verifies_that_part_only(tmp_path: Path) -> None:
 def test_files_are_as_readable_as_their_folder(tmp_path: Path) -> None:
     old = os.umask(0o022)
     try:
-        path = checkpoint.save(tmp_path / "checkpoints", 1, state(1), keep=1)
+        path = checkpoints.save(tmp_path / "checkpoints", 1, state(1), keep=1)
     finally:
         os.umask(old)
     assert {file.name: oct(file.stat().st_mode & 0o777) for file in path.iterdir()} == {
@@ -146,51 +146,51 @@ def test_files_are_as_readable_as_their_folder(tmp_path: Path) -> None:
 
 def test_keep_removes_the_oldest_by_number(tmp_path: Path) -> None:
     for step in (5, 99_999_999, 100_000_000):
-        checkpoint.save(tmp_path, step, state(step, 3), keep=2)
+        checkpoints.save(tmp_path, step, state(step, 3), keep=2)
     assert names(tmp_path) == ["step-100000000", "step-99999999"]
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-100000000"
-    checkpoint.save(tmp_path, 100_000_001, state(1, 3), keep=2)
+    assert checkpoints.latest(tmp_path) == tmp_path / "step-100000000"
+    checkpoints.save(tmp_path, 100_000_001, state(1, 3), keep=2)
     assert names(tmp_path) == ["step-100000000", "step-100000001"]
 
 
 def test_a_run_set_back_keeps_what_it_writes(tmp_path: Path) -> None:
     for step in (10, 20, 30):
-        checkpoint.save(tmp_path, step, state(step, 3), keep=3)
-    checkpoint.save(tmp_path, 15, state(15, 3), keep=1)
+        checkpoints.save(tmp_path, step, state(step, 3), keep=3)
+    checkpoints.save(tmp_path, 15, state(15, 3), keep=1)
     assert names(tmp_path) == ["step-00000015", "step-00000020", "step-00000030"]
 
 
 def test_keep_must_be_positive(tmp_path: Path) -> None:
-    assert "at least 1" in fails(lambda: checkpoint.save(tmp_path, 1, state(1, 3), keep=0))
+    assert "at least 1" in fails(lambda: checkpoints.save(tmp_path, 1, state(1, 3), keep=0))
 
 
 def test_latest_ignores_what_is_not_complete(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "nowhere") is None
-    assert checkpoint.latest(tmp_path) is None
-    path = checkpoint.save(tmp_path, 3, state(3, 3), keep=1)
+    assert checkpoints.latest(tmp_path / "nowhere") is None
+    assert checkpoints.latest(tmp_path) is None
+    path = checkpoints.save(tmp_path, 3, state(3, 3), keep=1)
     shutil.copytree(path, tmp_path / ".step-00000009.writing")
     shutil.copytree(path, tmp_path / "step-00000008-copy")
     (tmp_path / "step-00000007").mkdir()
-    assert checkpoint.latest(tmp_path) == path
+    assert checkpoints.latest(tmp_path) == path
 
 
 def test_leftovers_of_killed_runs_go_at_the_next_save(tmp_path: Path) -> None:
     for name in (".step-00000001.writing", ".step-00000001.removed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights.safetensors").write_bytes(b"half")
-    checkpoint.save(tmp_path, 1, state(1, 3), keep=1)
+    checkpoints.save(tmp_path, 1, state(1, 3), keep=1)
     assert names(tmp_path) == ["step-00000001"]
 
 
 def test_a_good_checkpoint_of_the_same_step_stays_and_a_damaged_one_is_replaced(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 4, state(4, 3), keep=1)
+    path = checkpoints.save(tmp_path, 4, state(4, 3), keep=1)
     before = path.stat().st_ino
-    assert checkpoint.save(tmp_path, 4, state(5, 3), keep=1) == path
+    assert checkpoints.save(tmp_path, 4, state(5, 3), keep=1) == path
     assert path.stat().st_ino == before
-    assert same(checkpoint.load(path).tensors, state(4, 3))
+    assert same(checkpoints.load(path).tensors, state(4, 3))
     (path / "ema.safetensors").write_bytes(b"")
-    checkpoint.save(tmp_path, 4, state(5, 3), keep=1)
-    assert same(checkpoint.load(path).tensors, state(5, 3))
+    checkpoints.save(tmp_path, 4, state(5, 3), keep=1)
+    assert same(checkpoints.load(path).tensors, state(5, 3))
     assert names(tmp_path) == ["step-00000004"]
 
 
@@ -232,22 +232,22 @@ def swap_two_files(path: Path) -> None:
     ],
 )
 def test_damaged_file(tmp_path: Path, damage: Callable[[Path], None], expected: str) -> None:
-    path = checkpoint.save(tmp_path, 1, state(1), keep=1)
+    path = checkpoints.save(tmp_path, 1, state(1), keep=1)
     damage(path)
-    for call in (lambda: checkpoint.load(path), lambda: checkpoint.load_part(path, "ema")):
+    for call in (lambda: checkpoints.load(path), lambda: checkpoints.load_part(path, "ema")):
         message = fails(call)
         assert str(path / "ema.safetensors") in message
         assert expected in message
-    checkpoint.load_part(path, "weights")
+    checkpoints.load_part(path, "weights")
 
 
 def test_a_file_that_is_not_safetensors_though_the_manifest_agrees(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, state(1, 3), keep=1)
+    path = checkpoints.save(tmp_path, 1, state(1, 3), keep=1)
     (path / "ema.safetensors").write_bytes(b"garbage")
     manifest = json.loads((path / "manifest.json").read_bytes())
-    manifest["files"]["ema.safetensors"] = {"size": 7, "sha256": checkpoint._sha256(path / "ema.safetensors")}
+    manifest["files"]["ema.safetensors"] = {"size": 7, "sha256": checkpoints._sha256(path / "ema.safetensors")}
     (path / "manifest.json").write_text(json.dumps(manifest))
-    assert "expected a safetensors file" in fails(lambda: checkpoint.load(path))
+    assert "expected a safetensors file" in fails(lambda: checkpoints.load(path))
 
 
 @pytest.mark.parametrize(
@@ -263,26 +263,26 @@ def test_a_file_that_is_not_safetensors_though_the_manifest_agrees(tmp_path: Pat
     ],
 )
 def test_bad_manifest(tmp_path: Path, content: bytes | None, expected: str) -> None:
-    path = checkpoint.save(tmp_path, 1, state(1, 3), keep=1)
+    path = checkpoints.save(tmp_path, 1, state(1, 3), keep=1)
     manifest = path / "manifest.json"
     manifest.unlink()
     if content is not None:
         manifest.write_bytes(content)
-    message = fails(lambda: checkpoint.load(path))
+    message = fails(lambda: checkpoints.load(path))
     assert str(manifest) in message
     assert expected in message
 
 
 def test_every_torn_manifest_is_refused(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, state(1, 3), keep=1)
+    path = checkpoints.save(tmp_path, 1, state(1, 3), keep=1)
     whole = (path / "manifest.json").read_bytes()
     for length in range(len(whole.rstrip())):
         (path / "manifest.json").write_bytes(whole[:length])
-        fails(lambda: checkpoint.load(path))
+        fails(lambda: checkpoints.load(path))
 
 
 def test_missing_folder(tmp_path: Path) -> None:
-    message = fails(lambda: checkpoint.load(tmp_path / "step-00000001"))
+    message = fails(lambda: checkpoints.load(tmp_path / "step-00000001"))
     assert str(tmp_path / "step-00000001") in message
     assert "expected a folder like" in message
 
@@ -304,10 +304,10 @@ def test_sigkill_at_any_moment_leaves_a_good_checkpoint(tmp_path: Path) -> None:
             assert int(forks.stdout.readline()) == -signal.SIGKILL
             interrupted += any(tmp_path.glob(".step-*"))
             for path in tmp_path.glob("step-*"):
-                found = checkpoint.load(path)
+                found = checkpoints.load(path)
                 assert same(found.tensors, state(found.step))
-            last = checkpoint.latest(tmp_path)
-            found_step = checkpoint.load(last).step if last else 0
+            last = checkpoints.latest(tmp_path)
+            found_step = checkpoints.load(last).step if last else 0
             assert found_step >= step  # none is ever lost
             step = found_step
         forks.stdin.close()
@@ -335,11 +335,11 @@ def fork_savers(folder: Path) -> None:
 
 def save_forever(folder: Path) -> None:
     signal.alarm(60)  # should nobody be left to kill it
-    last = checkpoint.latest(folder)
-    step = checkpoint.load(last).step if last else 0
+    last = checkpoints.latest(folder)
+    step = checkpoints.load(last).step if last else 0
     while True:
         step += 1
-        checkpoint.save(folder, step, state(step), keep=2)
+        checkpoints.save(folder, step, state(step), keep=2)
 
 
 # Full disks
@@ -352,12 +352,12 @@ def assert_full_disk_was_survived(folder: Path, message: str, cause: str) -> Non
     assert cause in message
     assert message.endswith(f"the last good checkpoint is still there: {good}")
     assert names(folder) == [good.name]
-    assert same(checkpoint.load(good).tensors, state(1, 300))
+    assert same(checkpoints.load(good).tensors, state(1, 300))
 
 
 def save_a_small_and_a_large_one(folder: Path) -> str:
-    checkpoint.save(folder, 1, state(1, 300), keep=1)
-    return fails(lambda: checkpoint.save(folder, 2, state(2, 1_000_000), keep=1))
+    checkpoints.save(folder, 1, state(1, 300), keep=1)
+    return fails(lambda: checkpoints.save(folder, 2, state(2, 1_000_000), keep=1))
 
 
 def test_file_size_limit(tmp_path: Path) -> None:
@@ -394,44 +394,44 @@ def test_no_space_left(tiny_disk: Path) -> None:
 
 
 def test_no_space_left_for_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.save(tmp_path, 1, state(1, 300), keep=1)
+    checkpoints.save(tmp_path, 1, state(1, 300), keep=1)
 
     def refuse(path: Path, data: bytes) -> None:
         path.write_bytes(data[:10])
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(checkpoint, "write_durably", refuse)
-    message = fails(lambda: checkpoint.save(tmp_path, 2, state(2, 300), keep=1))
+    monkeypatch.setattr(checkpoints, "write_durably", refuse)
+    message = fails(lambda: checkpoints.save(tmp_path, 2, state(2, 300), keep=1))
     assert_full_disk_was_survived(tmp_path, message, "No space left on device")
 
 
 def test_a_damaged_checkpoint_is_not_called_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoint.save(tmp_path, 1, state(1, 300), keep=1)
+    path = checkpoints.save(tmp_path, 1, state(1, 300), keep=1)
     truncate(path)
 
     def refuse(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(checkpoint, "write_durably", refuse)
-    message = fails(lambda: checkpoint.save(tmp_path, 1, state(1, 300), keep=1))
+    monkeypatch.setattr(checkpoints, "write_durably", refuse)
+    message = fails(lambda: checkpoints.save(tmp_path, 1, state(1, 300), keep=1))
     assert message.endswith("there is no earlier good checkpoint")
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    message = fails(lambda: checkpoint.save(tmp_path / "file" / "checkpoints", 1, state(1, 3), keep=1))
+    message = fails(lambda: checkpoints.save(tmp_path / "file" / "checkpoints", 1, state(1, 3), keep=1))
     assert str(tmp_path / "file" / "checkpoints" / "step-00000001") in message
     assert "Not a directory" in message
 
 
 def test_what_cannot_be_stored_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
-        checkpoint.save(tmp_path, 1, {"weights": {"a": torch.eye(2)}, "ema": {"a": torch.eye(2).to_sparse()}}, keep=1)
+        checkpoints.save(tmp_path, 1, {"weights": {"a": torch.eye(2)}, "ema": {"a": torch.eye(2).to_sparse()}}, keep=1)
     assert names(tmp_path) == []
 
 
 def test_the_manifest_says_what_the_files_are(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 6, state(6, 3), keep=1)
+    path = checkpoints.save(tmp_path, 6, state(6, 3), keep=1)
     manifest = msgspec.json.decode((path / "manifest.json").read_bytes())
     assert (manifest["format"], manifest["step"]) == (1, 6)
     assert {name: entry["size"] for name, entry in manifest["files"].items()} == {

@@ -13,9 +13,10 @@ import torch
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes
-from insertlm.storage import checkpoints as checkpoint
-from insertlm.training import saving
-from insertlm.training.saving import Saver, locked
+from insertlm.storage import checkpoints
+from insertlm.training import run_folder
+from insertlm.training.run_folder import locked
+from insertlm.training.saving import Saver
 
 ONE = Processes(torch.device("cpu"))
 InProcesses = Callable[[int, Callable[[Processes], Any]], list[Any]]
@@ -24,24 +25,24 @@ InProcesses = Callable[[int, Callable[[Processes], Any]], list[Any]]
 
 def test_training_goes_on_while_the_disk_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is written is the state of the moment, whatever happens to the weights meanwhile."""
-    plain, go = checkpoint.write, Event()
+    plain, go = checkpoints.write, Event()
 
-    def slow(*what: Any, **more: Any) -> checkpoint.Files:
+    def slow(*what: Any, **more: Any) -> checkpoints.Files:
         go.wait()
         return plain(*what, **more)
 
-    monkeypatch.setattr(checkpoint, "write", slow)
+    monkeypatch.setattr(checkpoints, "write", slow)
     weights = torch.arange(4.0)
     saver = Saver(tmp_path, ONE, keep=1)
     with saver.finishing():
         saver.save(1, {"weights": {"w": weights}})
         weights.zero_()
         saver.check()
-        assert checkpoint.latest(tmp_path) is None
+        assert checkpoints.latest(tmp_path) is None
         go.set()
-    newest = checkpoint.latest(tmp_path)
+    newest = checkpoints.latest(tmp_path)
     assert newest is not None
-    assert torch.equal(checkpoint.load_part(newest, "weights")["w"], torch.arange(4.0))
+    assert torch.equal(checkpoints.load_part(newest, "weights")["w"], torch.arange(4.0))
 
 
 def fails(folder: Path, processes: Processes) -> str:
@@ -52,7 +53,7 @@ def fails(folder: Path, processes: Processes) -> str:
     processes.gather(None)
     with pytest.MonkeyPatch.context() as patch:
         if processes.rank == 1:
-            patch.setattr(checkpoint, "write", full)
+            patch.setattr(checkpoints, "write", full)
         try:
             saver.save(2, {"weights": {str(processes.rank): torch.ones(3)}})
             saver.wait()
@@ -61,17 +62,17 @@ def fails(folder: Path, processes: Processes) -> str:
     return ""
 
 
-def full(*what: Any) -> checkpoint.Files:
+def full(*what: Any) -> checkpoints.Files:
     raise InsertlmError("cannot write checkpoint: No space left on device")
 
 
 def test_a_full_disk_of_one_process_leaves_the_last_good_checkpoint(tmp_path: Path, in_processes: InProcesses) -> None:
     said = in_processes(2, partial(fails, tmp_path))
     assert all("No space left" in line for line in said)
-    newest = checkpoint.latest(tmp_path)
+    newest = checkpoints.latest(tmp_path)
     assert newest is not None
     assert newest.name == "step-00000001"
-    assert checkpoint.load_part(newest, "weights").keys() == {"0", "1"}
+    assert checkpoints.load_part(newest, "weights").keys() == {"0", "1"}
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
@@ -94,9 +95,9 @@ def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
         saver.save(step, {"weights": {"w": torch.ones(2)}}, score)
         saver.wait()
         if step == 4:
-            assert sorted(map(checkpoint.step_of, tmp_path.iterdir())) == [1, 3, 4]
-    assert sorted(map(checkpoint.step_of, tmp_path.iterdir())) == [5, 6, 7]
-    best = checkpoint.best(tmp_path)
+            assert sorted(map(checkpoints.step_of, tmp_path.iterdir())) == [1, 3, 4]
+    assert sorted(map(checkpoints.step_of, tmp_path.iterdir())) == [5, 6, 7]
+    best = checkpoints.best(tmp_path)
     assert best is not None
     assert best.name == "step-00000005"
 
@@ -105,7 +106,7 @@ def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "_LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(run_folder, "_LOCK_PATIENCE", 0.1)
     with locked(tmp_path), pytest.raises(InsertlmError, match="another process trains in"), locked(tmp_path):
         pass
     with locked(tmp_path):

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from insertlm.core.processes import RESUME
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 
 Launch = Callable[[int], list[dict[str, str]]]
 Start = Callable[..., list["subprocess.Popen[str]"]]
@@ -104,8 +104,8 @@ def wait_for(run: Path, step: int) -> None:
     """Until there is a checkpoint of this step or a later one."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        newest = checkpoint.latest(run / "checkpoints")
-        if newest is not None and checkpoint.step_of(newest) >= step:
+        newest = checkpoints.latest(run / "checkpoints")
+        if newest is not None and checkpoints.step_of(newest) >= step:
             return
         time.sleep(0.1)
     raise AssertionError("it does not train")

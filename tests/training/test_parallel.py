@@ -22,7 +22,7 @@ from insertlm.families.mdm import MdmConfig
 from insertlm.families.registry import AnyFamily
 from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 from insertlm.tasks.star import Star
 from insertlm.training.optim import freeze
 from insertlm.training.parallel import ReplicatedStep
@@ -173,6 +173,18 @@ def test_tied_and_frozen_weights_do_not_depend_on_the_processes(
         assert names == began.keys()
 
 
+def again(processes: Processes) -> list[dict[str, float]]:
+    step = step_of("ilm", processes, sharded=True)
+    step.family.backbone.recompute = True
+    return losses(step, HALF)
+
+
+def test_shards_are_gathered_again_for_what_is_computed_again(in_processes: InProcesses) -> None:
+    expected = losses(step_of("ilm"), HALF)
+    for found in in_processes(2, again):
+        assert_same(found, expected)
+
+
 def rounded(family: str, processes: Processes) -> tuple[list[dict[str, float]], set[torch.dtype], set[torch.dtype]]:
     step, gathered = step_of(family, processes, sharded=True, precision="bfloat16"), set[torch.dtype]()
     block = step.family.backbone.blocks[0]
@@ -204,11 +216,11 @@ def first_half(folder: Path, sharded: bool, processes: Processes) -> None:
 
 def second_half(folder: Path, sharded: bool, processes: Processes) -> list[dict[str, float]]:
     step = step_of("ilm", processes, sharded)
-    newest = checkpoint.latest(folder)
+    newest = checkpoints.latest(folder)
     assert newest is not None
-    step.load(checkpoint.Parts(newest))
+    step.load(checkpoints.Parts(newest))
     for name, tensor in step.to_save()["optimizer"].items():
-        whole = checkpoint.load_part(newest, "optimizer")[name]
+        whole = checkpoints.load_part(newest, "optimizer")[name]
         assert any(torch.equal(tensor, part) for part in (whole, *whole.chunk(processes.world)))
     return losses(step, HALF + REST, HALF)
 

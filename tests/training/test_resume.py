@@ -6,19 +6,22 @@ import json
 import random
 import shutil
 import time
+from io import StringIO
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+from rich.console import Console
 from running import CPU, STEPS, logged, quiet, recipe_of
 
 from insertlm.core.errors import InsertlmError
 from insertlm.nn.adaln import AdaptiveBlock
-from insertlm.recipe import OptimConfig
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.recipe import OptimConfig, Recipe, load_recipe
+from insertlm.storage import checkpoints
 from insertlm.tasks.star import Star
 from insertlm.text.tokenizers import matching_ids
 from insertlm.training.loop import train
@@ -64,11 +67,11 @@ def kill_at(run: Path, step: int, delay: float) -> bool:
 
 def assert_same_end(left: Path, right: Path) -> None:
     assert logged(left) == logged(right)
-    ends = [checkpoint.latest(run / "checkpoints") for run in (left, right)]
+    ends = [checkpoints.latest(run / "checkpoints") for run in (left, right)]
     assert ends[0] is not None
     assert ends[1] is not None
     assert ends[0].name == ends[1].name == f"step-{STEPS:08d}"
-    a, b = (checkpoint.load(end).tensors for end in ends if end)
+    a, b = (checkpoints.load(end).tensors for end in ends if end)
     assert a.keys() == b.keys() == {"weights", "ema", "optimizer"}
     for part in a:
         assert a[part].keys() == b[part].keys()
@@ -84,7 +87,7 @@ def test_a_killed_run_ends_where_an_undisturbed_one_does(tmp_path: Path) -> None
     moments = sorted(chance.sample(range(1, STEPS - 50), KILLS))
     landed, resumed = 0, 0
     for step in moments:
-        resumed += checkpoint.latest(killed / "checkpoints") is not None
+        resumed += checkpoints.latest(killed / "checkpoints") is not None
         landed += kill_at(killed, step, chance.uniform(0, 0.05))
     assert landed >= KILLS - 1, "the run was over before it could be killed"
     assert resumed >= 2, "no kill came after a checkpoint"
@@ -231,6 +234,43 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def average_of(run: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoint.latest(run / "checkpoints")
+    newest = checkpoints.latest(run / "checkpoints")
     assert newest is not None
-    return checkpoint.load_part(newest, "ema")
+    return checkpoints.load_part(newest, "ema")
+
+
+# --- What may change
+
+
+def test_what_is_reported_and_kept_may_change_and_so_may_the_number_of_steps(tmp_path: Path) -> None:
+    """A run that is made longer ends, without a cooldown, where one of that length ends."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    # The average of a run's last step counts even if it is not due; so the first part ends where it is due.
+    assert train(recipe_of(steps=24, validate_every=0), whole, CPU, quiet())
+    assert train(recipe_of(steps=12, validate_every=0), parts, CPU, quiet())
+    changed: dict[str, Any] = {"log_every": 3, "save_every": 11, "keep": 5, "keep_best": True, "validate_every": 6}
+    assert train(recipe_of(steps=24, **changed), parts, CPU, quiet())
+    assert all(torch.equal(value, average_of(whole)[name]) for name, value in average_of(parts).items())
+    assert load_recipe(parts / "recipe.yaml").train == recipe_of(steps=24, **changed).train
+    with pytest.raises(InsertlmError, match=r"train\.steps is 23, but .* has 24 steps already"):
+        train(recipe_of(steps=23), parts, CPU, quiet())
+
+
+@pytest.mark.parametrize(
+    ("cooldown", "steps", "line"),
+    [
+        (0.2, 25, "train.steps was 10: the rate had begun to fall, rises again and falls from step 20 on"),
+        (0.0, 25, ""),
+        (0.2, 10, ""),
+    ],
+)
+def test_what_more_steps_do_to_a_cooldown_is_said(tmp_path: Path, cooldown: float, steps: int, line: str) -> None:
+    def recipe(steps: int) -> Recipe:
+        plain = recipe_of(steps=steps, validate_every=0, save_every=6)
+        return msgspec.structs.replace(plain, optim=OptimConfig(cooldown=cooldown))
+
+    console = Console(file=StringIO(), width=200)
+    assert train(recipe(10), tmp_path, CPU, quiet())
+    assert train(recipe(steps), tmp_path, CPU, console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [part for part in said.splitlines() if "train.steps" in part] == ([line] if line else [])

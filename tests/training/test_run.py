@@ -13,10 +13,12 @@ import pytest
 import torch
 from running import CPU, logged, quiet, recipe_of
 
+import insertlm
+from insertlm.cli.main import main
 from insertlm.core.errors import InsertlmError
 from insertlm.recipe import OptimConfig, build_family
-from insertlm.storage import checkpoints as checkpoint
-from insertlm.training import loop
+from insertlm.storage import checkpoints
+from insertlm.training import loop, validation
 from insertlm.training.loop import train
 from insertlm.training.step import TrainStep
 
@@ -55,7 +57,7 @@ def test_speed_is_that_of_the_steps_since_the_last_line(tmp_path: Path, monkeypa
 
 
 def test_every_example_of_a_validation_has_a_seed_of_its_own() -> None:
-    prompts = loop._prompts(recipe_of().task.examples("validation"))
+    prompts = validation._prompts(recipe_of().task.examples("validation"))
     assert [prompt.seed for prompt in prompts] == list(range(10))
 
 
@@ -94,46 +96,46 @@ def test_a_run_computes_in_the_precision_of_its_recipe(tmp_path: Path) -> None:
 
 
 def test_a_score_that_is_only_as_good_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "accuracy", lambda *_: {"sequence_accuracy": 50.0})
+    monkeypatch.setattr(validation, "accuracy", lambda *_: {"sequence_accuracy": 50.0})
     train(recipe_of(steps=16, save_every=100, validate_every=3, keep=9, keep_best=True), tmp_path, CPU, quiet())
-    assert sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir())) == [3, 16]
+    assert sorted(map(checkpoints.step_of, (tmp_path / "checkpoints").iterdir())) == [3, 16]
 
 
 def test_a_score_that_is_no_number_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([math.nan, 10.0, math.nan, 20.0])
-    monkeypatch.setattr(loop, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
+    monkeypatch.setattr(validation, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
     train(recipe_of(steps=12, save_every=100, validate_every=3, keep=9, keep_best=True), tmp_path, CPU, quiet())
-    assert sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir())) == [6, 12]
+    assert sorted(map(checkpoints.step_of, (tmp_path / "checkpoints").iterdir())) == [6, 12]
 
 
 def test_the_best_checkpoint_outlives_later_ones_that_are_worse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([10.0, 50.0, 20.0, 20.0, 30.0, 40.0])
-    monkeypatch.setattr(loop, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
+    monkeypatch.setattr(validation, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
     train(recipe_of(steps=16, save_every=5, validate_every=3, keep=1, keep_best=True), tmp_path, CPU, quiet())
-    found = {checkpoint.step_of(path): checkpoint.score_of(path) for path in (tmp_path / "checkpoints").iterdir()}
+    found = {checkpoints.step_of(path): checkpoints.score_of(path) for path in (tmp_path / "checkpoints").iterdir()}
     assert found == {6: 50.0, 16: 40.0}
 
 
 def test_a_run_that_goes_on_knows_the_best_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([50.0, 10.0, 10.0])
-    monkeypatch.setattr(loop, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
-    plain = checkpoint.commit
+    monkeypatch.setattr(validation, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
+    plain = checkpoints.commit
 
     def killed(*what: Any, **more: Any) -> Path:
         place = plain(*what, **more)
-        if checkpoint.step_of(place) == 5:
+        if checkpoints.step_of(place) == 5:
             raise InsertlmError("that is enough")
         return place
 
-    monkeypatch.setattr(checkpoint, "commit", killed)
+    monkeypatch.setattr(checkpoints, "commit", killed)
     recipe = recipe_of(steps=9, save_every=5, validate_every=4, keep=9, keep_best=True)
     with pytest.raises(InsertlmError, match="that is enough"):
         train(recipe, tmp_path, CPU, quiet())
     scores = iter([10.0, 10.0])
     train(recipe, tmp_path, CPU, quiet())
-    assert sorted(map(checkpoint.step_of, (tmp_path / "checkpoints").iterdir())) == [4, 5, 9]
+    assert sorted(map(checkpoints.step_of, (tmp_path / "checkpoints").iterdir())) == [4, 5, 9]
 
 
 @pytest.mark.parametrize("keep_best", [False, True])
@@ -143,3 +145,66 @@ def test_a_damaged_old_checkpoint_does_not_keep_a_run_from_going_on(tmp_path: Pa
     manifest = tmp_path / "checkpoints" / "step-00000007" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:20])
     assert train(recipe, tmp_path, CPU, quiet())
+
+
+def test_the_best_checkpoint_can_be_loaded_and_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = iter([10.0, 50.0, 20.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "accuracy", lambda *_: {"sequence_accuracy": next(scores)})
+        train(recipe_of(steps=9, save_every=100, validate_every=3, keep_best=True), tmp_path, CPU, quiet())
+    steps = {which: insertlm.load(tmp_path, "cpu", checkpoint=which).step for which in ("last", "best", 6, "9")}
+    assert steps == {"last": 9, "best": 6, 6: 6, "9": 9}
+    best = checkpoints.load_part(tmp_path / "checkpoints" / "step-00000006", "ema")
+    found = insertlm.load(tmp_path, "cpu", checkpoint="best").family.state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in best.items())
+    for which, line in (
+        (7, "no checkpoint of step 7; expected one of 6, 9"),
+        ("worst", "checkpoint worst: expected last, best or the number of a step"),
+    ):
+        with pytest.raises(InsertlmError, match=line):
+            insertlm.load(tmp_path, "cpu", checkpoint=which)
+    with pytest.raises(InsertlmError, match="star-hard-mini: checkpoint best: it holds released weights"):
+        insertlm.load("star-hard-mini", "cpu", checkpoint="best")
+    chosen = ["--checkpoint", "best", "--split", "validation", "--device", "cpu"]
+    assert main(["evaluate", str(tmp_path), *chosen]) == 0
+    assert "step 6" in capsys.readouterr().out
+    assert json.loads((tmp_path / "evaluation-validation-best.json").read_text())["step"] == 6
+
+
+def test_without_validations_there_is_no_best_checkpoint(tmp_path: Path) -> None:
+    train(recipe_of(steps=2, validate_every=0), tmp_path, CPU, quiet())
+    with pytest.raises(InsertlmError, match=r"no checkpoint was validated; expected train\.validate_every"):
+        insertlm.load(tmp_path, "cpu", checkpoint="best")
+
+
+# --- Logs
+
+
+@pytest.mark.parametrize("error", [InsertlmError, KeyboardInterrupt, RuntimeError])
+def test_trackers_are_closed_whatever_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    closed = []
+
+    class Tracker:
+        def log(self, step: int, values: Any) -> None:
+            raise error("enough")
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(loop, "open_tracker", lambda *_: Tracker())
+    with pytest.raises(error):
+        train(recipe_of(steps=9), tmp_path, CPU, quiet())
+    assert closed == [True]
+
+
+# --- Memory
+
+
+def test_what_is_computed_again_changes_nothing(tmp_path: Path) -> None:
+    for run, recompute in (("plain", False), ("again", True)):
+        assert train(recipe_of(steps=5, validate_every=0, recompute=recompute), tmp_path / run, CPU, quiet())
+    assert logged(tmp_path / "plain") == logged(tmp_path / "again")

@@ -19,7 +19,7 @@ from insertlm.core.processes import Processes
 from insertlm.evaluation.losses import mean_losses
 from insertlm.model import load
 from insertlm.recipe import Recipe, build_family, parse_recipe
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 from insertlm.tasks import text
 from insertlm.text.subwords import train_bpe
 from insertlm.training import rows as module
@@ -71,7 +71,7 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(folder: Path, monkeypa
     recipe, whole, parts = recipe_of(folder), folder / "whole", folder / "parts"
     train(recipe, whole, CPU, quiet())
     monkeypatch.setattr(module, "_CELLS", 5 * 4 * 28)
-    plain, calls = checkpoint.commit, iter(range(9))
+    plain, calls = checkpoints.commit, iter(range(9))
 
     def commit(*what: Any, **settings: Any) -> Path:
         place = plain(*what, **settings)
@@ -79,13 +79,13 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(folder: Path, monkeypa
             raise InsertlmError("that is enough")
         return place
 
-    monkeypatch.setattr(checkpoint, "commit", commit)
+    monkeypatch.setattr(checkpoints, "commit", commit)
     for _ in range(2):
         with pytest.raises(InsertlmError, match="that is enough"):
             train(recipe, parts, CPU, quiet())
     train(recipe, parts, CPU, quiet())
     assert logged(whole) == logged(parts)
-    a, b = (checkpoint.load(run / "checkpoints" / "step-00000020").tensors for run in (whole, parts))
+    a, b = (checkpoints.load(run / "checkpoints" / "step-00000020").tensors for run in (whole, parts))
     for part, tensors in a.items():
         assert all(torch.equal(tensor, b[part][name]) for name, tensor in tensors.items())
 
@@ -199,7 +199,7 @@ def test_the_best_checkpoint_of_a_corpus_has_the_lowest_loss(folder: Path) -> No
     run = folder / "run"
     train(recipe_of(folder, save_every=100, validate_every=4, keep_best=True, keep=9), run, CPU, quiet())
     losses = {line["step"]: line["validation_loss"] for line in logged(run) if "validation_loss" in line}
-    best = checkpoint.best(run / "checkpoints")
+    best = checkpoints.best(run / "checkpoints")
     assert best is not None
-    assert checkpoint.step_of(best) == min(losses, key=losses.__getitem__)
-    assert checkpoint.score_of(best) == -losses[checkpoint.step_of(best)]
+    assert checkpoints.step_of(best) == min(losses, key=losses.__getitem__)
+    assert checkpoints.score_of(best) == -losses[checkpoints.step_of(best)]

@@ -118,6 +118,11 @@ class _Parser(argparse.ArgumentParser):
     def device(self) -> None:
         self.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
 
+    def checkpoint(self) -> None:
+        self.option(
+            "--checkpoint", "of a run: last, best (the one that validated best) or a step", "last", metavar="WHICH"
+        )
+
     def split(self) -> None:
         self.option("--split", "train, validation or test", "test", type=_one_of("train", "validation", "test"))
 
@@ -176,6 +181,7 @@ def _add_evaluate(subparsers: Any) -> None:
     command.number("--count", "number of examples (default: the whole split)")
     command.number("--batch-size", "sequences written at once", 500)
     command.file("--out", "JSON file to write (default: in RUN, named after split and settings; none if bundled)")
+    command.checkpoint()
     command.device()
 
 
@@ -255,6 +261,7 @@ def _add_generate(subparsers: Any) -> None:
     command.seed("prompts and sampling")
     command.flag("--show", "show every sequence step by step, not only the first")
     command.flag("--json", "print one JSON object per sequence instead")
+    command.checkpoint()
     command.device()
 
 
@@ -331,6 +338,7 @@ def _add_export(subparsers: Any) -> None:
     note = "--push uses the token of `hf auth login` or of HF_TOKEN."
     command = _add(subparsers, "export", "write a model as a folder that transformers can load", note)
     command.add_argument("model", metavar="RUN", help="run folder, bundled model or Hub id of an ilm trained on text")
+    command.checkpoint()
     about = "folder to write: a new one, or an earlier export to replace"
     command.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=about)
     about = "upload the folder to the Hugging Face Hub as one commit"

@@ -38,7 +38,9 @@ _BATCH = 64  # sequences written at once
 def load_model(args: Namespace) -> Model:
     from insertlm.model import BUNDLED, load
 
-    return load(BUNDLED if args.model is None else args.model, args.device)
+    return load(
+        BUNDLED if args.model is None else args.model, args.device, checkpoint=getattr(args, "checkpoint", "last")
+    )
 
 
 def settings_of(model: Model, args: Namespace) -> DecodeConfig:

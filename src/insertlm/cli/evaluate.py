@@ -36,7 +36,8 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
     if not model.recipe.task.has_answers:
         raise InsertlmError(f"{args.model} writes from nothing, so no text is the right one; expected a model of tasks")
     settings = settings_of(model, args)
-    out = args.out or (None if model.bundled else model.folder / _evaluation_name(args.split, settings, model.recipe))
+    name = _evaluation_name(args, settings, model.recipe)
+    out = args.out or (None if model.bundled else model.folder / name)
     if out:
         check_writable(out)
     task, size = model.recipe.task, args.batch_size
@@ -53,11 +54,12 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
         print(f"wrote {out}")
 
 
-def _evaluation_name(split: str, settings: DecodeConfig, recipe: Recipe) -> str:
-    """With the settings that are not the recipe's, so that ways of writing have a file each."""
+def _evaluation_name(args: Namespace, settings: DecodeConfig, recipe: Recipe) -> str:
+    """With the settings that are not the recipe's, so that checkpoints and ways of writing have a file each."""
     chosen, usual = msgspec.to_builtins(settings), msgspec.to_builtins(recipe.decode)
     changed = [f"{key}-{value}".lower() for key, value in chosen.items() if value != usual[key]]
-    return f"{'-'.join(['evaluation', split, *changed])}.json"
+    which = [] if args.checkpoint == "last" else [args.checkpoint]
+    return f"{'-'.join(['evaluation', args.split, *which, *changed])}.json"
 
 
 def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:

@@ -23,7 +23,7 @@ def export(args: Namespace) -> None:
 
     if args.folder is not None:
         check_place(args.folder.resolve())
-    model = load(args.model, "cpu")  # on a GPU weights would be bfloat16
+    model = load(args.model, "cpu", checkpoint=args.checkpoint)  # on a GPU weights would be bfloat16
     with TemporaryDirectory(prefix="insertlm-") as scratch:
         folder = args.folder or Path(scratch) / "export"
         write(model, folder, args.push)

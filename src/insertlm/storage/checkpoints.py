@@ -49,6 +49,7 @@ __all__ = [
     "load_part",
     "save",
     "score_of",
+    "select",
     "step_of",
     "sweep",
     "write",
@@ -170,6 +171,23 @@ def best(folder: Path) -> Path | None:
         raise InsertlmError(f"cannot list the checkpoints in {folder}: {reason(error)}") from error
     rated = {path: score for path, score in scores.items() if score is not None}
     return max(rated, key=lambda path: (rated[path], step_of(path)), default=None)
+
+
+def select(folder: Path, which: str | int) -> Path:
+    """The checkpoint that is meant: `last`, `best`, or the number of its step."""
+    if which == "last":
+        found, missing = latest(folder), f"no checkpoint yet; expected {folder}/step-…"
+    elif which == "best":
+        found, missing = best(folder), "no checkpoint was validated; expected train.validate_every and train.keep_best"
+    elif str(which).isdecimal():
+        there = sorted(map(step_of, _complete(folder)))
+        found = folder / _folder_name(int(which)) if int(which) in there else None
+        missing = f"no checkpoint of step {which}; expected one of {', '.join(map(str, there)) or 'those of a run'}"
+    else:
+        raise InsertlmError(f"checkpoint {which}: expected last, best or the number of a step")
+    if found is None:
+        raise InsertlmError(f"{folder.parent}: {missing}")
+    return found
 
 
 def score_of(path: Path) -> float | None:

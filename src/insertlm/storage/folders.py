@@ -10,7 +10,7 @@ from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 from insertlm.storage.hub import fetch, is_hub_id
 from insertlm.storage.weights import unpack
 
@@ -45,14 +45,15 @@ def find(name: str) -> Path:
     raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
 
 
-def read_weights(folder: Path) -> tuple[dict[str, Tensor], int | None]:
-    """Released weights, or the averaged ones of a run's newest checkpoint and its step."""
+def read_weights(folder: Path, checkpoint: str | int = "last") -> tuple[dict[str, Tensor], int | None]:
+    """Released weights, or the averaged ones of one of a run's checkpoints and its step. checkpoint: last, best or the
+    number of its step"""
     released = folder / "model.safetensors"
     if not released.is_file():
-        newest = checkpoint.latest(folder / "checkpoints")
-        if newest is None:
-            raise InsertlmError(f"{folder}: no checkpoint yet; expected {folder / 'checkpoints'}/step-…")
-        return checkpoint.load_part(newest, "ema"), checkpoint.step_of(newest)
+        place = checkpoints.select(folder / "checkpoints", checkpoint)
+        return checkpoints.load_part(place, "ema"), checkpoints.step_of(place)
+    if checkpoint != "last":
+        raise InsertlmError(f"{folder}: checkpoint {checkpoint}: it holds released weights and no checkpoints")
     try:
         return unpack(load_file(released)), None
     except (SafetensorError, OSError) as error:

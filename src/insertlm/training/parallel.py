@@ -22,11 +22,13 @@ from torch import Tensor
 from insertlm.core.processes import Processes
 from insertlm.data.order import Order, ProcessOrder
 from insertlm.families.base import Family, Rows
-from insertlm.tasks.base import Corpus
+from insertlm.recipe import Recipe, build_family
+from insertlm.tasks.base import Corpus, Examples
+from insertlm.training.optim import freeze
 from insertlm.training.rows import Batch
 from insertlm.training.step import TrainStep
 
-__all__ = ["ParallelStep", "ReplicatedStep"]
+__all__ = ["ParallelStep", "ReplicatedStep", "build_step"]
 
 _NAMES = 8  # losses of a family, at most
 
@@ -123,3 +125,30 @@ class ReplicatedStep(ParallelStep):
             if rank == self.processes.rank:
                 own[name] = tensor
         return own
+
+
+def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes: Processes) -> TrainStep:
+    """One process and one piece: a step of its own, captured as a whole. Else steps in pieces."""
+    config = recipe.train
+    sharded = config.parallel == "fsdp" and processes.world > 1
+    family = build_family(recipe)
+    family.backbone.recompute = config.recompute
+    freeze(family, recipe.optim)
+    if not sharded:  # shards go to the device one by one
+        family.to(processes.device)
+    rows = family.rows(data) if isinstance(data, Examples) else data
+    settings: dict[str, Any] = {
+        "optim": recipe.optim,
+        "steps": config.steps,
+        "device": processes.device,
+        "compiled": config.compile and processes.device.type == "cuda",  # elsewhere its import alone takes seconds
+        "precision": config.precision,
+    }
+    if processes.world * config.accumulate == 1:
+        return TrainStep(family, rows, order, **settings)
+    kind: type[ParallelStep] = ReplicatedStep
+    if sharded:
+        from insertlm.training.sharded import ShardedStep  # slow to import
+
+        kind = ShardedStep
+    return kind(family, rows, order, **settings, processes=processes, accumulate=config.accumulate)

@@ -7,28 +7,23 @@ it learns from the store that all share, so the writing threads never meet the c
 
 from __future__ import annotations
 
-import fcntl
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
-from insertlm.core.files import writing
 from insertlm.core.processes import Processes
-from insertlm.storage import checkpoints as checkpoint
+from insertlm.storage import checkpoints
 
-__all__ = ["Saver", "locked"]
+__all__ = ["Saver"]
 
 _LOOK = 0.02  # seconds between looks for what the others have written
-_LOCK_PATIENCE = 20.0  # seconds until what is left of a killed run has noticed
 
 State = Mapping[str, Mapping[str, Tensor]]
 
@@ -36,7 +31,7 @@ State = Mapping[str, Mapping[str, Tensor]]
 class _Report(msgspec.Struct):
     """What a process has written, or why it could not."""
 
-    files: checkpoint.Files
+    files: checkpoints.Files
     error: str = ""
 
 
@@ -97,20 +92,20 @@ class Saver:
     # --- In the thread
 
     def _write(self, step: int, score: float | None) -> None:
-        shard = checkpoint.Shard(self.processes.rank, self.processes.world)
+        shard = checkpoints.Shard(self.processes.rank, self.processes.world)
         report = _Report({})
         try:
             self._check_finite(step)
-            report.files = checkpoint.write(self.folder, step, self._host, shard)
+            report.files = checkpoints.write(self.folder, step, self._host, shard)
         except InsertlmError as error:
             report.error = str(error)
-        files: checkpoint.Files = {}
+        files: checkpoints.Files = {}
         for each in self._exchange(step, report):
             if each.error:
                 raise InsertlmError(each.error)
             files |= each.files
         if self.processes.first:
-            checkpoint.commit(self.folder, step, files, self.keep, score, keep_best=self.keep_best)
+            checkpoints.commit(self.folder, step, files, self.keep, score, keep_best=self.keep_best)
 
     def _exchange(self, step: int, report: _Report) -> list[_Report]:
         """The first process learns everyone's; the others have done their part."""
@@ -129,24 +124,5 @@ class Saver:
         """A gradient can be infinite where the loss is not yet."""
         for name, tensor in self._host["weights"].items():
             if not tensor.isfinite().all():
-                good = checkpoint.latest(self.folder)
+                good = checkpoints.latest(self.folder)
                 raise InsertlmError(f"{name} is not finite after step {step}; the last good checkpoint is {good}")
-
-
-@contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """While this process trains in the folder, no other does. The system takes the lock back from a killed one."""
-    place = run / ".lock"
-    with writing(place):
-        file: Any = place.open("wb")
-    with file:
-        started = time.monotonic()
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if time.monotonic() - started > _LOCK_PATIENCE:
-                    raise InsertlmError(f"another process trains in {run}; choose another --run") from error
-                time.sleep(0.2)
-        yield

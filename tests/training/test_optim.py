@@ -63,10 +63,10 @@ def test_rates_never_leave_their_range_nor_jump(warmup: int, cooldown: float, st
 # --- Optimiser
 
 
-def driven(config: OptimConfig, steps: int, halved: Collection[str] = ()) -> tuple[nn.Module, Optimizer]:
+def driven(config: OptimConfig, steps: int, bf16: Collection[str] = ()) -> tuple[nn.Module, Optimizer]:
     """A module after some steps with gradients that depend on nothing but the step."""
     module = small()
-    optimizer = Optimizer(module, config, STEPS, halved)
+    optimizer = Optimizer(module, config, STEPS, bf16)
     for step in range(steps):
         push(module, step)
         optimizer.set_step(step)
@@ -279,7 +279,7 @@ def test_halved_matrices_decay_like_others() -> None:
 def test_halved_matrices_that_learn_by_muon_are_renewed() -> None:
     module = layers()
     config = OptimConfig(matrices="muon", learning_rate=0.1, warmup=0)
-    optimizer = Optimizer(module, config, STEPS, halved=HIDDEN, hidden=HIDDEN)
+    optimizer = Optimizer(module, config, STEPS, bf16=HIDDEN, hidden=HIDDEN)
     before = module.get_parameter("0.out.weight").detach().clone()
     push(module, 0)
     optimizer.set_step(0)
@@ -301,7 +301,7 @@ def test_frozen_parameters_are_neither_stepped_nor_decayed(rule: Literal["adamw"
         module.get_parameter(name).requires_grad_(False)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     config = OptimConfig(matrices=rule, learning_rate=0.1, warmup=0, weight_decay=0.5)
-    optimizer = Optimizer(module, config, STEPS, halved={"0.up.weight"}, hidden=HIDDEN)
+    optimizer = Optimizer(module, config, STEPS, bf16={"0.up.weight"}, hidden=HIDDEN)
     for step in range(3):
         for parameter in module.parameters():
             parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None

@@ -179,7 +179,7 @@ class _Run:
         """With the averaged weights. Returns the score."""
         with self.step.averaged() as family:
             family.eval()
-            found = validate(family, self.recipe, self.processes, halved=self.step.halved)
+            found = validate(family, self.recipe, self.processes, bf16=self.step.bf16)
             family.train()
         self._report({f"validation_{name}": value for name, value in found.values.items()})
         self.progress.console.print(f"step {self.done}: validation {found.shown}")

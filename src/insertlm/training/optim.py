@@ -35,7 +35,7 @@ class Optimizer:
     the matrices named in `hidden`.
 
     Parameters of a kind (precision, decay, rule, rate) share one tensor each for weights, moments and gradients, so a
-    step is a handful of kernels. The weights proper are float32. Parameters named in `halved` become bfloat16: what the
+    step is a handful of kernels. The weights proper are float32. Parameters named in `bf16` become bfloat16: what the
     network multiplies is a rounded copy, renewed at every step, and no product has to convert its weights first.
 
     groups: of all parameters   learning: those of them that learn, which have gradients
@@ -46,14 +46,14 @@ class Optimizer:
         module: nn.Module,
         config: OptimConfig,
         steps: int,
-        halved: Collection[str] = (),
+        bf16: Collection[str] = (),
         hidden: Collection[str] = (),
     ) -> None:
         factors = rate_factors([name for name, _ in module.named_parameters()], config.rates)
         kinds: dict[tuple[type[_Group], bool, bool, float], dict[str, nn.Parameter]] = {}
         for name, parameter in module.named_parameters():
             rule = _Muon if config.matrices == "muon" and name in hidden else _AdamW
-            kind = (rule if parameter.requires_grad else _Frozen, name in halved, parameter.dim() >= 2, factors[name])
+            kind = (rule if parameter.requires_grad else _Frozen, name in bf16, parameter.dim() >= 2, factors[name])
             kinds.setdefault(kind, {})[name] = parameter
         self.groups = [
             rule(named, half, config.weight_decay if matrices else 0.0, factor)
@@ -148,11 +148,11 @@ class _Group(ABC):
 
     remembers: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, parameters: dict[str, nn.Parameter], halved: bool, decay: float, factor: float) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], bf16: bool, decay: float, factor: float) -> None:
         self.parameters, self.decay, self.factor = parameters, decay, factor
         self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
         self.moments = {name: torch.zeros_like(self.weights) for name in self.remembers}
-        self.copy = self.weights.bfloat16() if halved else None
+        self.copy = self.weights.bfloat16() if bf16 else None
         live = self.split(self.weights if self.copy is None else self.copy)
         for name, parameter in parameters.items():
             parameter.data = live[name]
@@ -181,8 +181,8 @@ class _Frozen(_Group):
 class _AdamW(_Group):
     remembers = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, parameters: dict[str, nn.Parameter], halved: bool, decay: float, factor: float) -> None:
-        super().__init__(parameters, halved, decay, factor)
+    def __init__(self, parameters: dict[str, nn.Parameter], bf16: bool, decay: float, factor: float) -> None:
+        super().__init__(parameters, bf16, decay, factor)
         self._update = _update
         if self.weights.is_cuda:  # one kernel, at work for a fifteenth of every step, and worth a search for its shape
             self._update = torch.compile(_update, options={"max_autotune_pointwise": True})

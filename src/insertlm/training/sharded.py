@@ -39,7 +39,7 @@ class ShardedStep(ParallelStep):
     def _make_optimizer(self, optim: OptimConfig) -> Optimizer:
         if optim.matrices == "muon":
             raise InsertlmError("optim.matrices: expected adamw for a sharded model, muon needs whole matrices")
-        _shard(self.family, self.processes, self.halved)
+        _shard(self.family, self.processes, self.bf16)
         return _ShardedOptimizer(self.family, optim, self.steps, self.processes)
 
     def _run(self, batch: Batch) -> None:
@@ -77,13 +77,13 @@ class ShardedStep(ParallelStep):
         return parts[self.processes.rank] if self.processes.rank < len(parts) else whole[:0]
 
 
-def _shard(family: Family, processes: Processes, halved: bool) -> None:
-    """halved: blocks are gathered in bfloat16, half as many bytes, as their products read them. What is added up stays
+def _shard(family: Family, processes: Processes, bf16: bool) -> None:
+    """bf16: blocks are gathered in bfloat16, half as many bytes, as their products read them. What is added up stays
     in float32: gradients, the residual stream (whose norms widen their weights again) and all of the heads."""
     mesh = init_device_mesh(processes.device.type, (processes.world,))
     rounded = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*family.backbone.blocks, family):
-        fully_shard(module, mesh=mesh, mp_policy=rounded if halved and module is not family else MixedPrecisionPolicy())
+        fully_shard(module, mesh=mesh, mp_policy=rounded if bf16 and module is not family else MixedPrecisionPolicy())
         module.set_gradient_divide_factor(1.0)  # sums, not means
         module.set_force_sum_reduction_for_comms(True)  # gloo does not know a scaled one
     register_fsdp_forward_method(family, "losses")

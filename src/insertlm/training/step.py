@@ -54,7 +54,7 @@ class TrainStep:
         precision: str = "auto",
     ) -> None:
         self.family, self.device = family, device
-        self.halved = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+        self.bf16 = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.steps, self.order = steps, order
         self.optimizer = self._make_optimizer(optim)
         self.ema = Ema(self.optimizer.weights, optim.ema, optim.ema_every)
@@ -131,11 +131,11 @@ class TrainStep:
     def _make_optimizer(self, optim: OptimConfig) -> Optimizer:
         linear = {f"{_BACKBONE}blocks.{name}" for name in _linear_parameters(self.family.backbone.blocks)}
         hidden = {name for name in linear if name.endswith(".weight")}
-        return Optimizer(self.family, optim, self.steps, linear if self.halved else (), hidden)
+        return Optimizer(self.family, optim, self.steps, linear if self.bf16 else (), hidden)
 
     def _eager_losses(self, example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
         noise = Noise(self.order.seed, example, epoch)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             return self.family.losses(self.source.rows(example), noise, capacity)
 
     def _compile(self) -> Callable[[Tensor, Tensor, int | None], Losses]:

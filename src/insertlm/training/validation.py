@@ -32,15 +32,15 @@ def check(family: Family, recipe: Recipe) -> None:
         family.check(_prompts(recipe.task.examples("validation")), recipe.decode)
 
 
-def validate(family: Family, recipe: Recipe, processes: Processes, *, halved: bool) -> Validation:
+def validate(family: Family, recipe: Recipe, processes: Processes, *, bf16: bool) -> Validation:
     """The accuracy of what the model writes if the task has right answers, else the losses of training. All processes
-    share the work and get the result. halved: products in bfloat16"""
+    share the work and get the result. bf16: products in bfloat16"""
     examples = recipe.task.examples("validation")
     if recipe.task.has_answers:
         written = generate(family, _prompts(examples), recipe.decode, _BATCH, processes=processes)
         values = accuracy(recipe.task, examples, [text.ids for text in written])
         return Validation(values, values["sequence_accuracy"], f"{values['sequence_accuracy']:.2f} % exact")
-    values = mean_losses(family, examples, recipe.train.batch_size, bf16=halved, processes=processes)
+    values = mean_losses(family, examples, recipe.train.batch_size, bf16=bf16, processes=processes)
     return Validation(values, -values["loss"], f"loss {values['loss']:.4f}")
 
 

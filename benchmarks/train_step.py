@@ -77,7 +77,7 @@ def main() -> None:
         dropout=recipe.model.dropout,
         prefix_lm=recipe.model.prefix_lm,
         batch_size=arguments.batch_size,
-        precision="bfloat16" if step.halved else "float32",
+        precision="bfloat16" if step.bf16 else "float32",
         rows_per_step=round(visible_rows),
         milliseconds=round(milliseconds, 2),
         examples_per_second=round(1e3 * arguments.batch_size / milliseconds),

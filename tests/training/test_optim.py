@@ -197,7 +197,7 @@ def test_names_and_shapes_are_those_of_the_parameters() -> None:
     assert all(x.abs().sum() > 0 for x in optimizer.moments().values())
 
 
-def test_halved_parameters_are_rounded_and_learn_in_full_precision() -> None:
+def test_bf16_parameters_are_rounded_and_learn_in_full_precision() -> None:
     config = OptimConfig(learning_rate=1e-6, warmup=0, weight_decay=0.0)  # steps too small for bfloat16
     module, optimizer = driven(config, 50, {"1.weight"})
     weight, full = module.get_parameter("1.weight"), optimizer.named(optimizer.weights)["1.weight"]
@@ -265,7 +265,7 @@ def test_the_last_update_stands_for_no_more_steps_than_there_were() -> None:
     assert float(ema.average[0]) == pytest.approx(1 - (5 / 14) ** 4 * (7 / 16) ** 2, rel=1e-12)
 
 
-def test_halved_matrices_decay_like_others() -> None:
+def test_bf16_matrices_decay_like_others() -> None:
     module = small()
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     config = OptimConfig(learning_rate=0.1, warmup=0, weight_decay=0.5)
@@ -276,7 +276,7 @@ def test_halved_matrices_decay_like_others() -> None:
         torch.testing.assert_close(value, before[name] * (1 - 0.1 * 0.5 * (value.dim() == 2)))
 
 
-def test_halved_matrices_that_learn_by_muon_are_renewed() -> None:
+def test_bf16_matrices_that_learn_by_muon_are_renewed() -> None:
     module = layers()
     config = OptimConfig(matrices="muon", learning_rate=0.1, warmup=0)
     optimizer = Optimizer(module, config, STEPS, bf16=HIDDEN, hidden=HIDDEN)

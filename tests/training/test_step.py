@@ -230,12 +230,12 @@ def test_bfloat16_is_close_to_float32_and_not_the_same() -> None:
     assert losses["bfloat16"] != losses["float32"]
 
 
-@pytest.mark.parametrize(("precision", "halved"), [("auto", False), ("float32", False), ("bfloat16", True)])
-def test_a_cpu_computes_in_float32_unless_told(precision: str, halved: bool) -> None:
+@pytest.mark.parametrize(("precision", "bf16"), [("auto", False), ("float32", False), ("bfloat16", True)])
+def test_a_cpu_computes_in_float32_unless_told(precision: str, bf16: bool) -> None:
     step = build(precision=precision)
     halves = {name for name, p in step.family.named_parameters() if p.dtype == torch.bfloat16}
     linears = {f"backbone.blocks.0.{name}" for name in ("qkv.weight", "out.weight", "up.weight", "up.bias")}
-    assert halves == (linears | {f"backbone.blocks.0.down.{part}" for part in ("weight", "bias")} if halved else set())
+    assert halves == (linears | {f"backbone.blocks.0.down.{part}" for part in ("weight", "bias")} if bf16 else set())
     assert all(x.dtype == torch.float32 for part in step.state().values() for x in part.values())
 
 

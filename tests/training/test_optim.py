@@ -113,7 +113,7 @@ def test_only_matrices_decay() -> None:
 
 # --- Muon
 
-HIDDEN = ("0.qkv.weight", "0.out.weight", "0.up.weight", "0.down.weight")
+HIDDEN: dict[str, list[int]] = {"0.qkv.weight": [8, 8, 8], "0.out.weight": [], "0.up.weight": [], "0.down.weight": []}
 
 
 class Layer(nn.Module):
@@ -137,7 +137,7 @@ def test_hidden_matrices_learn_by_muon_as_torch_has_it() -> None:
     found, expected = layers(), layers()
     optimizer = Optimizer(found, config, STEPS, hidden=HIDDEN)
     thirds = [nn.Parameter(part.clone()) for part in expected.get_parameter("0.qkv.weight").detach().chunk(3)]
-    whole = [expected.get_parameter(name) for name in HIDDEN[1:]]
+    whole = [expected.get_parameter(name) for name in list(HIDDEN)[1:]]
     rest = {name: p for name, p in expected.named_parameters() if name not in HIDDEN}
     muon = torch.optim.Muon([*thirds, *whole], weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     adam = torch.optim.AdamW(
@@ -158,11 +158,24 @@ def test_hidden_matrices_learn_by_muon_as_torch_has_it() -> None:
                 group["lr"] = config.rate(step, STEPS)
             reference.step()  # type: ignore[no-untyped-call]
     wanted = {name: p.detach() for name, p in expected.named_parameters()}
-    wanted[HIDDEN[0]] = torch.cat([third.detach() for third in thirds])
+    wanted["0.qkv.weight"] = torch.cat([third.detach() for third in thirds])
     before = dict(layers().named_parameters())
     for name, parameter in found.named_parameters():
         assert float((parameter - before[name]).detach().abs().mean()) > 0.01
         torch.testing.assert_close(parameter.detach(), wanted[name], rtol=0, atol=2e-3)  # products in bfloat16
+
+
+def test_matrices_that_are_stacked_learn_each_for_itself() -> None:
+    """Such as many queries and few keys and values in one layer."""
+    module = nn.Linear(8, 16, bias=False)
+    before, gradient = module.weight.detach().clone(), torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    config = OptimConfig(matrices="muon", learning_rate=1.0, warmup=0, weight_decay=0.0, clip=0.0)
+    optimizer = Optimizer(module, config, STEPS, hidden={"weight": [8, 4, 4]})
+    module.weight.grad = gradient
+    optimizer.set_step(0)
+    optimizer.step()
+    expected = torch.cat([orthogonal(part) for part in torch.split(gradient, [8, 4, 4])]) * 0.2 * 8**0.5
+    torch.testing.assert_close(before - module.weight.detach(), expected, rtol=0, atol=5e-2)  # in bfloat16
 
 
 def test_what_muon_remembers_is_named_and_is_not_twice_the_weights() -> None:

@@ -105,14 +105,14 @@ def test_means_are_those_of_the_steps_since_the_last_time() -> None:
 
 
 def test_a_ledger_is_read_when_it_is_full_and_names_the_first_bad_step() -> None:
-    ledger = Ledger(room=3)
+    ledger = Ledger(rows=3)
     for value in (1.0, 2.0, 3.0, 4.0, math.inf, math.nan, 7.0):
         ledger.write({"loss": torch.tensor(value), "part": torch.tensor(2 * value)})
-        ledger.turn()
+        ledger.count_step()
     assert not math.isfinite(ledger.means(7)["loss"])
     assert ledger.bad == 4
     ledger.write({"loss": torch.tensor(8.0), "part": torch.tensor(9.0)})
-    ledger.turn()
+    ledger.count_step()
     assert ledger.means(1) == {"loss": 8.0, "part": 9.0}
     assert ledger.bad is None
 

@@ -10,6 +10,7 @@ class InsertlmError(Exception):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch has a class for it on GPUs only."""
+    """Whether memory ran out, on the host or on a device."""
+    # torch has a class of its own for it on GPUs only; on a CPU there is only the text.
     signs = ("can't allocate memory", "Storage size calculation overflowed")
     return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(sign in str(error) for sign in signs)

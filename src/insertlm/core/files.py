@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, whatever happens while they are written."""
+"""Writes files so that they are either the old one or the new one, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: a reader, or a run after a crash, sees all of the old content or all of the new.
+    """Replace the content of `path`: a reader, or a run after a crash, sees all of the old content or all of the new.
 
-    A link stays one, what it points to is replaced; devices and pipes cannot be replaced and are written to."""
+    A link stays a link, and its target is replaced. Devices and pipes cannot be replaced, so they are written to."""
     if _is_special(path):
         with writing(path):
             path.write_bytes(data)
@@ -44,7 +44,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever the system refuses inside becomes one line that names `path`."""
+    """An error of the system inside the block becomes one line that names `path`."""
     try:
         yield
     except OSError as error:
@@ -52,14 +52,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """$INSERTLM_CACHE, or insertlm in the user's cache."""
+    """$INSERTLM_CACHE, or `insertlm` in the user's cache folder."""
     if place := os.environ.get("INSERTLM_CACHE"):
         return Path(place)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "insertlm"
 
 
 def check_writable(path: Path) -> None:
-    """Before the work rather than after it."""
+    """Refuse a path that cannot be written. Called before the work, so that it is not lost at the end."""
     if path.is_dir():
         raise InsertlmError(f"cannot write {path}: it is a folder")
     if _is_special(path):
@@ -72,17 +72,18 @@ def check_writable(path: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """A device, a pipe or the like."""
+    """Whether it is a device, a pipe or the like."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _place(path: Path) -> Path:
-    """Where the file itself is, if `path` is a link to it."""
+    """The target of a link; any other path as it is."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write and wait until the disk has it; a plain write can be lost, or reach the disk after a later rename."""
+    """Write, and wait until the disk has it."""
+    # A plain write can be lost in a crash, or reach the disk after a later rename.
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -104,5 +105,5 @@ def place_and_reason(error: OSError) -> str:
 
 
 def reason(error: OSError) -> str:
-    """`No space left on device`, without the number and the (often temporary) name that str(error) adds."""
+    """`No space left on device`, without the error number and the file name, often a temporary one, of str(error)."""
     return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""A 64-bit hash for numpy arrays, where a pure function must stand in for a generator."""
+"""A 64-bit hash for numpy arrays: randomness as a pure function."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _GOLDEN = 0x9E3779B9
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of [0, 2^32) in which every input bit flips about half of the output bits."""
+    """A bijection of [0, 2^32) in which every input bit changes about half of the output bits."""
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
     return x ^ (x >> 16)
@@ -34,7 +34,8 @@ def hash32(seed: int, *counters: Tensor | int) -> Tensor:
 
 
 def uniform(seed: int, *counters: Tensor | int) -> Tensor:
-    """Floats in the open interval (0, 1): safe for both logarithms of the Gumbel trick."""
+    """Floats in the open interval (0, 1)."""
+    # Neither end is included, so both logarithms of the Gumbel trick are finite.
     return ((hash32(seed, *counters) >> 9).float() + 0.5) * 2.0**-23
 
 
@@ -49,7 +50,7 @@ def randint(high: Tensor, seed: int, *counters: Tensor | int) -> Tensor:
 
 
 def stretch(length: Tensor, size: Tensor, width: int, seed: int, *counters: Tensor | int) -> Tensor:
-    """One run of `size` among the first `length` cells of each row; it begins anywhere and may go on at the beginning.
+    """One run of `size` among the first `length` cells of each row. It begins anywhere and wraps around the end.
     length, size and the counters: [B]. Returns [B, width] bool"""
     first = randint(length, seed, *counters)
     cell = torch.arange(width, device=length.device)
@@ -62,11 +63,12 @@ def column_keys(width: int) -> Tensor:
 
 
 def keep_mask(keys: Tensor, columns: Tensor, site: int, drop: float) -> Tensor:
-    """Which activations dropout keeps, [T, width] bool. keys: [T] int32, one per row; columns: of `column_keys`.
+    """Which activations dropout keeps, [T, width] bool.
 
-    `site` tells the places of use in a network apart. Rows are mixed; a cell costs one product, of which the high bits
-    decide.
+    keys: [T] int32, one per row   columns: of `column_keys`   site: tells the places of use in a network apart
     """
+    # A full mix of every cell would cost as much as the layer it drops from. So rows are mixed, and a cell costs one
+    # product, whose high bits decide.
     x = keys ^ ((site * _GOLDEN + 2**31) % 2**32 - 2**31)
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x2C1B3C6D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * 0x297A2D39

@@ -1,8 +1,8 @@
 """Packed rows: the only batch format.
 
-Rows of different lengths lie end to end in one buffer [T]; nothing is padded. A matrix `keep: [B, C]` says which cells
-of an id matrix stay; one running count over it is at once the packed place of every kept cell and, for every cell that
-is dropped, the place of the nearest kept cell to its left — the slot it would be inserted at.
+Rows of different lengths lie end to end in one buffer [T], without padding. A matrix `keep: [B, C]` says which cells of
+an id matrix stay. One running count over it gives the packed place of every kept cell, and for every dropped cell the
+place of the nearest kept cell to its left, which is the slot it would be inserted at.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["Packing", "Segments", "most_spare"]
 class Segments:
     """Which packed rows attend to each other.
 
-    cu: [S+1] int32, where each segment starts, and the end of the last   longest: no segment has more rows
-    total: all rows, if the host knows it: then it need not ask the device
+    cu: [S+1] int32, where each segment starts, and the end of the last   longest: the most rows of a segment
+    total: the number of all rows if the host knows it, which saves a wait for the device
     """
 
     cu: Tensor
@@ -52,7 +52,7 @@ class Segments:
 
 
 def most_spare(capacity: int) -> int:
-    """Rows of a buffer that may stay empty."""
+    """How many rows of a buffer may stay empty."""
     return max(128, capacity // 32)
 
 
@@ -60,11 +60,10 @@ class Packing:
     """Where the kept cells of a [B, C] matrix go.
 
     With `capacity`, the buffer has that many rows whatever is kept, so that shapes stay static for compilation and CUDA
-    graphs, and nothing is asked of the device. It must hold all kept cells, and have no more than `most_spare` rows
-    beside them. This tail is cut into segments of at most C rows: one longer than `Segments.longest` would make the
-    attention kernel leave rows unwritten, and many empty ones would slow it down.
+    graphs, and the host does not wait for the device. It must have room for all kept cells, and no more than
+    `most_spare` rows besides.
 
-    With `counts`, the number of kept cells of each row as the host knows them, nothing is asked of the device either.
+    With `counts`, the number of kept cells of each row on the host, the host does not wait either.
 
     where: [B, C] int64, see above   lengths: [B] kept cells   starts: [B] first packed row   total: rows of the buffer
     """
@@ -82,6 +81,8 @@ class Packing:
             self.total, longest = int(counts.sum()), int(counts.max())
         else:
             self.total, longest = capacity, keep.shape[1]
+            # The empty tail is cut into segments of at most `longest` rows: of a longer one the attention kernel would
+            # leave rows unwritten, and many empty segments would slow it down.
             pieces = -(-most_spare(capacity) // longest)
             tail = ends[-1] + longest * torch.arange(1, pieces, device=keep.device)
             cu = torch.cat([cu, tail.clamp(max=capacity), cu.new_full((1,), capacity)])
@@ -96,9 +97,9 @@ class Packing:
 
 @torch.library.custom_op("insertlm::running_sum", mutates_args=())
 def _running_sum(values: Tensor) -> Tensor:
-    """Along each row: [..., C] bool or int64 to int64. An operator of its own to keep it from the compiler: of one sum
-    over all cells it makes blocks that wait for each other, on a shared GPU for a millisecond, and on sums by row torch
-    2.11's fails."""
+    """Along each row: [..., C] bool or int64 to int64."""
+    # An operator of its own, to hide it from the compiler. From one sum over all cells the compiler makes blocks that
+    # wait for each other, for a millisecond on a shared GPU; on sums by row that of torch 2.11 fails.
     return values.cumsum(-1)
 
 

@@ -13,8 +13,8 @@ __all__ = ["progress_bar"]
 
 @contextmanager
 def progress_bar(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with the number that is done. On standard error, gone at the end, and not there at all where
-    it could not move."""
+    """Yields a function to call with the number that is done. The bar disappears at the end, and is not shown at all if
+    standard error is no terminal."""
     console = Console(stderr=True)
     columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -1,20 +1,20 @@
-"""Checkpoints that are complete or not there, and that are checked when they are read.
+"""Checkpoints that are complete or absent, and that are checked when they are read.
 
     RUN/checkpoints/step-00000200/{weights,ema,optimizer}.safetensors, manifest.json
     RUN/checkpoints/step-00000200/weights-00000-of-00002.safetensors, …   where two processes wrote it
 
 Design:
 - No pickle: a checkpoint from elsewhere cannot run code.
-- A checkpoint is written under a dot name and renamed into place when the disk has all of it, and is renamed to a dot
-  name before it is deleted. So at any moment a `step-` folder is whole; what a killed run leaves behind has a dot name
-  and goes away at the next save.
+- A checkpoint is written under a dot name and renamed into place when the disk has all of it, and it is renamed to a
+  dot name before it is deleted. So a `step-` folder is whole at any moment. What a killed run leaves behind has a dot
+  name and is removed at the next save.
 - The manifest has the size and the SHA-256 of every file. A disk that loses bytes, or a copy that stopped halfway, is
   an error at loading, not a model that is slightly wrong.
-- Several processes each write files of their own, a tensor or some of its first rows, and one of them the manifest,
-  last. Nothing is written twice, and whoever reads need not know how many there were: a tensor that is in several files
-  is cut along its first dimension, in the order of the files. torch.distributed.checkpoint can do as much, but in a
-  format that is pickle in part, has no sums to check, is read by nothing else, and is there before it is whole.
-- One run writes into a folder. Two would remove each other's temporary folders.
+- Several processes each write their own files, with whole tensors or a range of their rows; one process writes the
+  manifest, last. Nothing is written twice, and readers need not know how many processes there were: a tensor that is in
+  several files is cut along its first dimension, in the order of the files. torch.distributed.checkpoint can do this
+  too, but its format is partly pickle, has no checksums, is read by nothing else, and is visible before it is complete.
+- Only one run writes into a folder. Two would remove each other's temporary folders.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """score: of a validation, higher is better; None if there was none"""
+    """score: of the validation at this step, higher is better; None if there was none"""
 
     format: int
     step: int
@@ -93,7 +93,7 @@ class _Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Shard:
-    """Which of the processes that write a checkpoint together is meant."""
+    """One of the processes that write a checkpoint together."""
 
     rank: int = 0
     world: int = 1
@@ -103,7 +103,7 @@ class Shard:
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], keep: int) -> Path:
-    """Write the checkpoint of `step` into `folder`, then remove all but `keep` of the checkpoints up to this one."""
+    """Write the checkpoint of `step` into `folder`, then keep only the last `keep` checkpoints up to this one."""
     sweep(folder)
     return commit(folder, step, write(folder, step, tensors), keep)
 
@@ -115,11 +115,9 @@ def sweep(folder: Path) -> None:
 
 
 def write(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], shard: Shard | None = None) -> Files:
-    """The first half of saving, which every process does: files that nobody sees yet.
-
-    If this step is there already and verifies, it stays: a run has one state per step, and to replace a folder takes
-    two renames, between which a kill would leave none. A damaged one is replaced.
-    """
+    """The first half of saving, which every process does: files that nobody sees yet."""
+    # A checkpoint of this step that verifies stays. A run has one state per step, and replacing a folder takes two
+    # renames, between which a kill would leave none. A damaged one is replaced.
     place = folder / _folder_name(step)
     staging = _staging(place)
     with _writing(place):
@@ -143,7 +141,7 @@ def commit(
 ) -> Path:
     """The second half, which one process does: make the checkpoint visible, then remove those that are not kept.
 
-    files: of all processes; none if the step is there already
+    files: of all processes; empty if the checkpoint exists already
     """
     if keep < 1:
         raise InsertlmError(f"cannot keep {keep} checkpoints in {folder}; expected at least 1")
@@ -156,7 +154,7 @@ def commit(
 
 
 def latest(folder: Path) -> Path | None:
-    """The complete checkpoint of the highest step, or None."""
+    """The checkpoint of the highest step, or None."""
     try:
         return max(_complete(folder), key=step_of, default=None)
     except OSError as error:
@@ -164,7 +162,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def best(folder: Path) -> Path | None:
-    """The complete checkpoint with the highest score, of several the latest, or None if none has a score."""
+    """The checkpoint with the highest score, the latest of several, or None if none has a score."""
     try:
         scores = {path: _legible_score(path) for path in _complete(folder)}
     except OSError as error:
@@ -195,7 +193,8 @@ def score_of(path: Path) -> float | None:
 
 
 def _legible_score(path: Path) -> float | None:
-    """None if the manifest is damaged: a run goes on with the newest checkpoint, whatever became of older ones."""
+    """None if the manifest is damaged."""
+    # A run goes on from the newest checkpoint, so damage to older ones is no reason to stop it.
     try:
         return score_of(path)
     except InsertlmError:
@@ -203,13 +202,13 @@ def _legible_score(path: Path) -> float | None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint folder; raises if any file is not, byte for byte, what was saved."""
+    """Read a checkpoint. Raises if any file is not, byte for byte, what was saved."""
     manifest = _read_manifest(path)
     return Checkpoint(manifest.step, {part: _load_files(path, manifest, part) for part in _parts(manifest)})
 
 
 class Parts(Mapping[str, dict[str, Tensor]]):
-    """The parts of a checkpoint, each read when it is asked for: the optimizer's is twice as large as the others."""
+    """The parts of a checkpoint, each read when it is asked for, so that they need not fit into memory together."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -225,7 +224,7 @@ class Parts(Mapping[str, dict[str, Tensor]]):
 
 
 def load_part(path: Path, part: str) -> dict[str, Tensor]:
-    """Read and verify one part only: inference needs the averaged weights and not the optimizer, twice their size."""
+    """Read and verify one part. Inference needs the averaged weights, not the optimiser's state of twice their size."""
     manifest = _read_manifest(path)
     if part not in (parts := _parts(manifest)):
         raise InsertlmError(f"{path} has no part {part!r}; expected one of: {', '.join(parts)}")
@@ -251,7 +250,7 @@ def step_of(path: Path) -> int:
 
 
 def _complete(folder: Path) -> list[Path]:
-    """Checkpoints by name and by having a manifest, the file that is written last."""
+    """All checkpoints. The manifest is written last, so a folder that has one is complete."""
     if not folder.is_dir():
         return []
     return [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / _MANIFEST).is_file()]
@@ -295,8 +294,9 @@ def _write_part(path: Path, named: Mapping[str, Tensor]) -> File:
 
 
 def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors takes contiguous tensors that share no memory. Only those that are not so (views, tied weights) are
-    copied; the others are written from where they are."""
+    """Tensors as safetensors takes them: contiguous, and no two in the same memory."""
+    # Only tensors that overlap another one are copied. The others are written from where they are, since a copy of
+    # everything would double the memory that a save takes.
     packed = {name: tensor.detach().contiguous() for name, tensor in named.items()}
     end = 0
     for name in sorted(packed, key=lambda name: packed[name].data_ptr()):
@@ -308,7 +308,8 @@ def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _prune(folder: Path, step: int, keep: int, best: Path | None) -> None:
-    """Later steps, of a run that was set back to an earlier checkpoint, are left alone, and so is the one just made."""
+    """Remove old checkpoints, but not the best one."""
+    # Steps later than this one belong to a run that was set back to an earlier checkpoint. They are the user's.
     try:
         earlier = sorted((path for path in _complete(folder) if step_of(path) < step), key=step_of)
         for path in earlier[: max(0, len(earlier) - (keep - 1))]:
@@ -325,7 +326,7 @@ def _remove(path: Path) -> None:
 
 
 def _reason(error: OSError | SafetensorError) -> str:
-    """safetensors does not raise OSError; it wraps the text of one."""
+    # safetensors raises no OSError, but an error of its own with the text of one.
     if isinstance(error, OSError):
         return reason(error)
     found = _IO_ERROR.search(str(error))
@@ -333,7 +334,8 @@ def _reason(error: OSError | SafetensorError) -> str:
 
 
 def _what_is_left(folder: Path) -> str:
-    """Names only what verifies: a damaged checkpoint that was to be replaced may be the latest one."""
+    """What to tell somebody whose disk is full."""
+    # Only a checkpoint that verifies is named: the latest may be a damaged one that was about to be replaced.
     good: list[Path] = []
     with suppress(OSError):  # the folder cannot be read, which is what the caller is about to say
         good = [path for path in _complete(folder) if _verifies(path)]

@@ -1,4 +1,4 @@
-"""Where models are: bundled ones, run folders, exported folders, the Hugging Face Hub; and the weights in them."""
+"""Finds models (bundled, run folders, exported folders, the Hugging Face Hub) and reads the weights in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: fetched by their id, pushed as one commit. Whatever goes wrong there is one line."""
+"""Models on the Hugging Face Hub: fetched by their id, pushed as one commit. Every failure becomes one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether it reads `owner/name` and cannot be meant as a path: there is no folder `owner` here."""
+    """Whether it reads `owner/name` and cannot be a path, because there is no folder `owner` here."""
     return _ID.fullmatch(name) is not None and not Path(name).parent.exists()
 
 
@@ -46,7 +46,8 @@ def fetch(name: str) -> Path:
 
 
 def name_of(folder: Path) -> str:
-    """What a model is called: as its folder, or, in the cache of the Hub, as its repository without the owner."""
+    """The name of a model: that of its folder, or, in the cache of the Hub, that of its repository."""
+    # The cache has models--OWNER--NAME/snapshots/COMMIT, whose last part tells a reader nothing.
     *_, repository, snapshots, last = ("", "", *folder.resolve().parts)
     return repository.split("--", 2)[-1] if snapshots == "snapshots" and repository.startswith("models--") else last
 
@@ -59,7 +60,7 @@ def push(folder: Path, name: str, private: bool) -> str:
         from huggingface_hub import CommitOperationAdd, HfApi
 
         api = HfApi(library_name="insertlm")
-        # Told to be public or private only when it is made; an old one stays as it is.
+        # Only a new repository is made public or private; an old one stays as it is.
         address = api.create_repo(name, private=private or None, exist_ok=True)
         files = [CommitOperationAdd(path_in_repo=file, path_or_fileobj=folder / file) for file in FILES]
         api.create_commit(name, files, commit_message=f"Export of insertlm {VERSION}")

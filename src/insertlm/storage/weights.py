@@ -1,7 +1,7 @@
-"""Released weights, in files as small as they can be without harm: a byte for every entry of a matrix.
+"""Released weights in small files: a byte for every entry of a matrix.
 
-A matrix is rounded row by row: the largest entry of a row becomes ±127, and a factor for each row stands beside it
-under the name `<matrix>/scale`. Vectors are kept in bfloat16.
+A matrix is rounded row by row: the largest entry of a row becomes ±127, and the factor of each row is stored as
+`<matrix>/scale`. Vectors are stored in bfloat16.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def pack(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if value.dim() < 2:
             packed[name] = value.bfloat16()
             continue
+        # A row of zeros has no largest entry; any factor gives it back.
         scale = value.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
         packed[name] = (value.float() / scale).round().to(torch.int8)
         packed[name + _SCALE] = scale
@@ -30,7 +31,7 @@ def pack(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `pack` made, back in floating point; other weights stay as they are."""
+    """The inverse of `pack`; weights that were not packed stay as they are."""
     return {
         name: value * weights[name + _SCALE] if name + _SCALE in weights else value
         for name, value in weights.items()

@@ -28,17 +28,18 @@ __all__ = [
     "training_seconds",
 ]
 
-_SLOWEST = 3.0  # times the median: what takes longer is not training alone
+_SLOWEST = 3.0  # times the median: a line that took longer was not training alone
 
 TrackerKind = Literal["none", "tensorboard", "wandb"]
 
 
 class MetricsLog:
-    """`metrics.jsonl`, one JSON object per line, such that a killed run leaves the file of an undisturbed one. (A run
-    that is asked to stop, by SIGTERM, has a line and a checkpoint where it stopped, and the next mean begins there.)
+    """`metrics.jsonl`, one JSON object per line. A killed run that goes on leaves the file of an undisturbed one.
 
-    With `resume_step` (the step of the checkpoint that training goes on from), lines of later steps are dropped: the
-    run wrote them before it was killed and will write them again. None is a start from nothing, so all lines go.
+    (A run that is asked to stop has a line and a checkpoint where it stopped, and the next mean begins there.)
+
+    resume_step: the step of the checkpoint that training goes on from. Lines of later steps are dropped: the run wrote
+    them before it was killed and will write them again. None: a fresh start, all lines are dropped.
     """
 
     def __init__(self, path: Path, resume_step: int | None) -> None:
@@ -48,7 +49,7 @@ class MetricsLog:
             self._file = path.open("ab")
 
     def write(self, record: Mapping[str, float | int | str]) -> None:
-        """Append one line and hand it to the system, so that a kill loses none."""
+        """Append one line and hand it to the system, so that a killed process loses none."""
         # NaN and Infinity, which json writes by default, are not JSON: jq, JavaScript and most strict readers refuse
         # the file because of one diverged loss. null reads everywhere, and as a missing value in tables.
         finite = {
@@ -73,9 +74,9 @@ class MetricsLog:
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """What a line tells, as far as it is read back; a line without a step belongs to none.
+    """The keys of a line that are read back. A line without a step counts as one before the first.
 
-    steps_per_second: since the last line that has one, or since the checkpoint that training went on from
+    steps_per_second: since the last line with this key, or since the checkpoint that training went on from
     """
 
     step: int = -1
@@ -84,7 +85,7 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 def read_metrics(path: Path) -> list[Measure]:
-    """The lines of a `metrics.jsonl`, also while a run writes it."""
+    """The lines of a `metrics.jsonl`, even while a run writes it."""
     try:
         return [measure for _, measure in _whole_lines(path)]
     except FileNotFoundError as error:
@@ -94,16 +95,16 @@ def read_metrics(path: Path) -> list[Measure]:
 
 
 def accuracies(measures: Iterable[Measure]) -> list[tuple[int, float]]:
-    """The validations: step, and share of sequences in percent."""
+    """Step and sequence accuracy in percent, of each validation."""
     found = ((measure.step, measure.validation_sequence_accuracy) for measure in measures)
     return [(step, share) for step, share in found if share is not None]
 
 
 def training_seconds(measures: Sequence[Measure], steps: Sequence[int]) -> list[float]:
-    """How long training had taken at each of these steps, validation and saving not counted.
+    """How long training had taken at each of these steps, without validation and saving.
 
-    A line during which something was compiled, or the machine slept, stands out; it counts as `_SLOWEST` times the
-    median. So a run that was resumed has taken as long as one that was not.
+    Compilation, or a machine that sleeps, makes a line stand out; such a line counts as `_SLOWEST` times the median. So
+    a run that was resumed took as long as one that was not.
     """
     timed = [(measure.step, 1 / measure.steps_per_second) for measure in measures if measure.steps_per_second]
     most = _SLOWEST * statistics.median(seconds for _, seconds in timed) if timed else 0.0
@@ -120,8 +121,7 @@ def _lines_until(path: Path, step: int) -> bytes:
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, Measure]]:
-    """Only the last line can be torn, and a torn one is never valid JSON, since the first `{` is closed by the last
-    `}`."""
+    # A kill can tear only the last line. A torn one is never valid JSON, because the last `}` closes the first `{`.
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -140,10 +140,8 @@ class Tracker(Protocol):
 
 
 def open_tracker(kind: TrackerKind, folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> Tracker:
-    """Start tracking the run in `folder`; `config` is the resolved recipe, shown beside the curves.
-
-    With `resume_step`, TensorBoard hides what the interrupted run had drawn beyond it. W&B cannot: there, a resumed
-    run is a new one of the same name.
+    """Start tracking the run in `folder`. config: the whole recipe, shown beside the curves   resume_step: TensorBoard
+    hides what was drawn beyond it before the run was interrupted; in W&B a resumed run is a new one of the same name
     """
     if kind == "tensorboard":
         return _TensorBoard(folder, config, resume_step)

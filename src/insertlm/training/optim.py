@@ -3,6 +3,9 @@
 Every parameter has one name, one state and one place in a checkpoint, also where two modules share it (tied weights):
 the name is the first that `named_parameters` finds. Parameters that do not require gradients are kept with the others,
 so that checkpoints are whole, but neither rule touches them.
+
+torch's own optimisers do not serve: with hundreds of parameters their step is many kernels, and they do not keep the
+bfloat16 copies that the network multiplies.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import ClassVar
 
 import torch
@@ -23,22 +27,23 @@ __all__ = ["Ema", "Optimizer", "freeze", "orthogonal", "rate_factors"]
 _EPSILON = 1e-8
 _AHEAD = 256  # steps whose rates go to the device together
 
-# Muon, as published
+# Muon, as published.
 _MOMENTUM = 0.95
 _ITERATIONS = 5
-_QUINTIC = (3.4445, -4.7750, 2.0315)  # of x, x³, x⁵
-_ADAM_RMS = 0.2  # of the entries of a step of AdamW, in units of the rate
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of x, x³ and x⁵
+_ADAM_RMS = 0.2  # root mean square of an AdamW step, in units of the learning rate
 
 
 class Optimizer:
     """AdamW with clipping, over a few long tensors instead of hundreds of parameters; if the recipe says so, Muon for
-    the matrices named in `hidden`.
+    the matrices in `hidden`.
 
-    Parameters of a kind (precision, decay, rule, rate) share one tensor each for weights, moments and gradients, so a
-    step is a handful of kernels. The weights proper are float32. Parameters named in `bf16` become bfloat16: what the
-    network multiplies is a rounded copy, renewed at every step, and no product has to convert its weights first.
+    Parameters of a kind (rule, precision, decay, rate) share one tensor each for weights, moments and gradients, so a
+    step is a handful of kernels. The optimiser's weights are float32. Parameters named in `bf16` become bfloat16: the
+    network multiplies a rounded copy, renewed at every step, and no product has to convert its weights first.
 
-    groups: of all parameters   learning: those of them that learn, which have gradients
+    hidden: names of matrices, and the rows of each matrix where one parameter holds several, stacked
+    groups: of all parameters   learning: the groups that learn, which have gradients
     """
 
     def __init__(
@@ -47,8 +52,9 @@ class Optimizer:
         config: OptimConfig,
         steps: int,
         bf16: Collection[str] = (),
-        hidden: Collection[str] = (),
+        hidden: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
+        hidden = hidden or {}
         factors = rate_factors([name for name, _ in module.named_parameters()], config.rates)
         kinds: dict[tuple[type[_Group], bool, bool, float], dict[str, nn.Parameter]] = {}
         for name, parameter in module.named_parameters():
@@ -59,6 +65,9 @@ class Optimizer:
             rule(named, half, config.weight_decay if matrices else 0.0, factor)
             for (rule, half, matrices, factor), named in kinds.items()
         ]
+        for group in self.groups:
+            if isinstance(group, _Muon):
+                group.stacked = hidden
         self.learning = [group for group in self.groups if not isinstance(group, _Frozen)]
         if not self.learning:
             raise InsertlmError("optim.rates: every rate is 0; expected parameters that learn")
@@ -75,8 +84,9 @@ class Optimizer:
                 parameter.grad = None
 
     def set_step(self, step: int) -> None:
-        """`step` counts from 0. What changes with it goes to the device for many steps at once; a captured graph reads
-        the part of the present one."""
+        """step: from 0. Sets what changes from step to step: the rate and the corrections of the moments."""
+        # They go to the device for many steps at once, because a transfer takes as long as the update itself. The copy
+        # to `_now` stays on the device, at the address that a captured graph reads.
         first = step - step % _AHEAD
         if first != self._first:
             self._first = first
@@ -88,6 +98,7 @@ class Optimizer:
         """gradients: one for each group that learns; the parameters' own unless given."""
         gradients = self.gradients() if gradients is None else gradients
         norm = self._norm(gradients)
+        # As clip_grad_norm_ has it, without an `if` on the norm: the host would have to wait for it.
         shrink = (self.config.clip / (norm + 1e-6)).clamp(max=1.0) if self.config.clip else torch.ones_like(norm)
         for group, gradient in zip(self.learning, gradients, strict=True):
             group.step(gradient, shrink, self._now, self.config)
@@ -100,7 +111,7 @@ class Optimizer:
         return norm
 
     def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Parts of long tensors, one for each group, by the names and in the shapes of the parameters."""
+        """Long tensors, one for each group, cut into parts with the names and shapes of the parameters."""
         return {
             name: part
             for group, value in zip(self.groups, values, strict=True)
@@ -108,8 +119,7 @@ class Optimizer:
         }
 
     def moments(self) -> dict[str, Tensor]:
-        """What the rules remember of every parameter: `<name>/exp_avg` and `<name>/exp_avg_sq`, or
-        `<name>/momentum`."""
+        """What the rules remember of each parameter: `<name>/exp_avg` and `<name>/exp_avg_sq`, or `<name>/momentum`."""
         return {
             f"{name}/{kind}": part
             for group in self.groups
@@ -119,14 +129,15 @@ class Optimizer:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """The network takes up the weights as they are now."""
+        """Let the network see weights that were written from outside."""
         for group in self.groups:
             if group.copy is not None:
                 group.copy.copy_(group.weights)
 
     @contextmanager
     def replaced(self, values: Sequence[Tensor]) -> Iterator[None]:
-        """The network holds other weights inside this block (in place: captured graphs stay valid)."""
+        """The network holds other weights inside this block."""
+        # In place, because captured graphs know the addresses.
         saved = [weights.clone() for weights in self.weights]
         self._overwrite(values)
         try:
@@ -141,9 +152,10 @@ class Optimizer:
 
 
 class _Group(ABC):
-    """Parameters of one kind, and the rule they learn by. All tensors: [N], the parameters one after the other.
+    """Parameters of one kind and the rule they learn by. All tensors: [N], the parameters one after the other.
 
     remembers: names of what the rule keeps from step to step   factor: of the learning rate
+    copy: the weights in bfloat16, where the network multiplies those
     """
 
     remembers: ClassVar[tuple[str, ...]] = ()
@@ -153,6 +165,7 @@ class _Group(ABC):
         self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
         self.moments = {name: torch.zeros_like(self.weights) for name in self.remembers}
         self.copy = self.weights.bfloat16() if bf16 else None
+        # From here on the network reads its parameters out of the long tensor.
         live = self.split(self.weights if self.copy is None else self.copy)
         for name, parameter in parameters.items():
             parameter.data = live[name]
@@ -184,7 +197,8 @@ class _AdamW(_Group):
     def __init__(self, parameters: dict[str, nn.Parameter], bf16: bool, decay: float, factor: float) -> None:
         super().__init__(parameters, bf16, decay, factor)
         self._update = _update
-        if self.weights.is_cuda:  # one kernel, at work for a fifteenth of every step, and worth a search for its shape
+        # Compiled it is one kernel. It takes a fifteenth of a step, so it is worth a search for its shape.
+        if self.weights.is_cuda:
             self._update = torch.compile(_update, options={"max_autotune_pointwise": True})
 
     def step(self, gradient: Tensor, shrink: Tensor, now: Tensor, config: OptimConfig) -> None:
@@ -218,17 +232,22 @@ def _update(
 
 class _Muon(_Group):
     """Momentum whose singular values are all made about equal (Jordan et al. 2024), so that a step goes as far in rare
-    directions as in common ones. It is scaled to the size that a step of AdamW has (arXiv 2502.16982): both rules share
-    one rate and one decay. Of a layer that makes queries, keys and values at once each third is a matrix of its own.
+    directions as in common ones. It is scaled to the size of an AdamW step (arXiv 2502.16982), so that both rules share
+    one rate and one decay.
+
+    stacked: the rows of each matrix, for parameters that hold several
     """
 
     remembers = ("momentum",)
+    stacked: Mapping[str, Sequence[int]]
 
     def step(self, gradient: Tensor, shrink: Tensor, now: Tensor, config: OptimConfig) -> None:
         gradient = gradient.to(self.weights.dtype) * shrink
         momentum = self.moments["momentum"].lerp_(gradient, 1.0 - _MOMENTUM)
         change = gradient.lerp_(momentum, _MOMENTUM)  # Nesterov's
-        self._orthogonalise([matrix for whole in self.split(change).items() for matrix in _matrices(*whole)])
+        # Queries, keys and values come from one layer, but are matrices of their own.
+        parts = [torch.split(x, list(self.stacked[name]) or len(x)) for name, x in self.split(change).items()]
+        self._orthogonalise(list(chain.from_iterable(parts)))
         rate = now[0] * self.factor
         self.weights.mul_(1.0 - rate * self.decay).sub_(rate * change)
         if self.copy is not None:
@@ -236,7 +255,7 @@ class _Muon(_Group):
 
     @staticmethod
     def _orthogonalise(matrices: Sequence[Tensor]) -> None:
-        """In place; those of one shape, or of one that is its transpose, all at once."""
+        """In place. Matrices of one shape, or its transpose, go through the iteration together."""
         alike: dict[tuple[int, ...], list[Tensor]] = {}
         for matrix in matrices:
             lying = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
@@ -246,15 +265,11 @@ class _Muon(_Group):
             torch._foreach_copy_(some, list(changed.unbind()))
 
 
-def _matrices(name: str, weight: Tensor) -> Sequence[Tensor]:
-    return weight.chunk(3) if name.endswith("qkv.weight") else [weight]
-
-
 def orthogonal(x: Tensor) -> Tensor:
-    """Matrices with the singular vectors of these, and singular values between 0.7 and 1.2 or so: Newton and Schulz's
+    """Matrices with the same singular vectors, and singular values between about 0.7 and 1.2: the Newton-Schulz
     iteration with the coefficients of Jordan et al. x: [..., m, n] with m ≤ n"""
     dtype, (a, b, c) = x.dtype, _QUINTIC
-    x = x.bfloat16()
+    x = x.bfloat16()  # the iteration corrects itself, so that rounding does no harm
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
     for _ in range(_ITERATIONS):
         y = x @ x.mT
@@ -263,8 +278,8 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 def rate_factors(names: Sequence[str], rates: Mapping[str, float]) -> dict[str, float]:
-    """The factor of the learning rate for each parameter. rates: of `optim.rates`, by the beginnings of names, in whole
-    parts and with or without `backbone.`; of several that fit, the longest counts."""
+    """The factor of the learning rate of each parameter. rates: the recipe's `optim.rates`, whose keys are the first
+    parts of names, with or without `backbone.`; if several fit, the longest one counts."""
     factors = dict.fromkeys(names, 1.0)
     for prefix, factor in sorted(rates.items(), key=lambda item: len(_whole(item[0]))):
         ours = [name for name in names if f"{name}.".startswith((f"{prefix}.", f"backbone.{prefix}."))]
@@ -280,7 +295,7 @@ def _whole(prefix: str) -> str:
 
 
 def freeze(module: nn.Module, config: OptimConfig) -> None:
-    """Parameters whose factor is 0 need no gradient."""
+    """Parameters whose rate is 0 need no gradient, which saves its computation and its sum over processes."""
     factors = rate_factors([name for name, _ in module.named_parameters()], config.rates)
     for name, parameter in module.named_parameters():
         if factors[name] == 0.0:
@@ -288,9 +303,10 @@ def freeze(module: nn.Module, config: OptimConfig) -> None:
 
 
 class Ema:
-    """Exponential moving average of the weights, updated every few steps with the decay those steps would have had.
+    """Exponential moving average of the weights.
 
-    The decay warms up as min(decay, (1+k)/(10+k)) at step k, as published.
+    The decay warms up as min(decay, (1+k)/(10+k)) at step k, as published. An update every few steps, with the decay
+    that those steps would have had together, is as good and costs a fraction of the memory traffic.
     """
 
     def __init__(self, weights: Sequence[Tensor], decay: float, every: int) -> None:
@@ -299,7 +315,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int, *, last: bool = False) -> None:
-        """After step number `step` (from 0); the last one of a run always counts."""
+        """After step number `step` (from 0). The last step of a run always updates the average."""
         done = step + 1
         if done % self.every and not last:
             return

@@ -1,13 +1,14 @@
 """Steps that several processes take together, and steps in several pieces: the same examples, the same corruption and,
 but for rounding, the same result as one process's step.
 
-A batch is cut into pieces (order.py). A piece's loss counts by what it is a mean of (`Losses.over`): its gradient is
-that of a sum, all sums are added up, and what they are divided by comes last and is the whole batch's.
+A batch is cut into pieces (order.py). A loss is a mean over some number of things (`Losses.over`), and pieces differ in
+that number. So each piece computes the gradient of a sum, the sums are added up, and only then divided by the number of
+the whole batch.
 
-Here every process has all of the state; see sharded.py for the other way. Gradients are added up in one long tensor and
-reduced by one collective a step, outside of the captured graph. DistributedDataParallel would reduce them bit by bit
-while backward runs, but from hooks that a replayed graph does not call: of the paper's model, a step takes 9 ms as a
-compiled graph, and 350 MB of gradients should take less than 2 ms within a node. The losses travel with them.
+Here every process has all of the state; sharded.py is the other way. Gradients are added up in one long tensor and
+reduced by one collective per step, outside of the captured graph. DistributedDataParallel would reduce them piecemeal
+during the backward pass, but from hooks that a replayed graph does not call. A step of the paper's model takes 9 ms as
+a compiled graph, and 350 MB of gradients should take less than 2 ms within a node. The losses travel with them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from insertlm.training.step import TrainStep
 
 __all__ = ["ParallelStep", "ReplicatedStep", "build_step"]
 
-_NAMES = 8  # losses of a family, at most
+_NAMES = 8  # the most losses that a family has
 
 
 class ParallelStep(TrainStep, ABC):
-    """What both kinds share. `settings` are those of TrainStep."""
+    """What replicated and sharded steps share. settings: those of TrainStep"""
 
     def __init__(
         self,
@@ -50,11 +51,12 @@ class ParallelStep(TrainStep, ABC):
         super().__init__(family, rows, ProcessOrder(order, processes.rank, processes.world, accumulate), **settings)
         like = self.optimizer.weights[0]
         self.sums = torch.zeros(self._extra() + 2 * _NAMES, dtype=like.dtype, device=like.device)
-        self._tally = self.sums[self._extra() :].view(2, _NAMES)  # the losses' sums, and what they are over
+        # The sums of the losses, and over how many things: in the same tensor as the gradients, for one collective.
+        self._tally = self.sums[self._extra() :].view(2, _NAMES)
         self._names: list[str] = []
 
     def __call__(self, step: int) -> Batch:
-        """Returns this process's last piece."""
+        """Returns the last piece of this process."""
         self.optimizer.set_step(step)
         self.optimizer.zero_grad()
         self.sums.zero_()
@@ -67,7 +69,7 @@ class ParallelStep(TrainStep, ABC):
         values = self._tally[0] / self._tally[1].clamp(min=1)
         self.ledger.write(dict(zip(self._names, values[: len(self._names)].unbind(), strict=True)))
         self.ema.update(step, last=step + 1 == self.steps)
-        self.ledger.turn()
+        self.ledger.count_step()
         return batch
 
     def _extra(self) -> int:
@@ -81,7 +83,7 @@ class ParallelStep(TrainStep, ABC):
             self._graphs.run(batch)
 
     def _optimise(self, example: Tensor, epoch: Tensor, capacity: int | None) -> None:
-        """Of a piece: add its gradient and its losses to the sums."""
+        """Add the gradient and the losses of a piece to the sums."""
         losses = self._losses(example, epoch, capacity)
         values = {"loss": losses.total.detach(), **losses.parts}
         self._names = list(values)
@@ -91,10 +93,12 @@ class ParallelStep(TrainStep, ABC):
 
     @abstractmethod
     def _gradients(self, over: Tensor) -> list[Tensor]:
-        """Of the whole batch. over: what the loss is a mean of"""
+        """Of the whole batch, for each group that learns. over: the number of things the loss is a mean of"""
 
 
 class ReplicatedStep(ParallelStep):
+    """Every process has the whole state."""
+
     def _extra(self) -> int:
         return sum(len(group.weights) for group in self.optimizer.learning)
 
@@ -113,10 +117,11 @@ class ReplicatedStep(ParallelStep):
         return [part.div_(over) for part in self._parts()]
 
     def to_save(self) -> dict[str, dict[str, Tensor]]:
-        """Whole tensors, about as many bytes for every process."""
+        """Some of the tensors, whole, about as many bytes in every process."""
         return {part: self._own(named) for part, named in self.state().items()}
 
     def _own(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        # The largest first, each to the process with the least: all processes come to the same result.
         loads = [0] * self.processes.world
         own: dict[str, Tensor] = {}
         for name, tensor in sorted(named.items(), key=lambda item: -item[1].nbytes):

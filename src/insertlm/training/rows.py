@@ -28,12 +28,12 @@ from insertlm.tasks.base import Corpus
 __all__ = ["Batch", "Resident", "RowSource", "Streamed"]
 
 _STRETCH = 64  # steps whose batches are drawn at once
-_CELLS = 1 << 22  # of rows that are read ahead, at most, unless one step alone has more
+_CELLS = 1 << 22  # the most cells of rows that are read ahead, unless one step has more
 
 
 class Batch(NamedTuple):
-    """One step's examples. example, epoch: [B] on the device; visible: packed rows after corruption; cells: [B, W] the
-    rows as `_Layout` has them, on the device, or None where they are there already."""
+    """One step's examples. example, epoch: [B] on the device   visible: packed rows after corruption
+    cells: [B, W], the rows as `_Layout` packs them, on the device; None if the device has all rows"""
 
     example: Tensor
     epoch: Tensor
@@ -75,11 +75,12 @@ class RowSource(ABC):
 
     @abstractmethod
     def rows(self, example: Tensor) -> Rows:
-        """The rows of the step at work, in memory that stays where it is. example: [B] on the device"""
+        """The rows of the current step. Called inside a captured graph, so it reads memory that never moves.
+        example: [B] on the device"""
 
     @abstractmethod
     def put(self, batch: Batch) -> None:
-        """Make this batch the one at work."""
+        """Make this the batch of the current step."""
 
     def waited(self) -> float | None:
         """Seconds spent waiting for data since the last time; None if there was nothing to wait for."""
@@ -117,7 +118,7 @@ class Resident(RowSource):
         return self._layout.unpack(self._here.index_select(0, example))
 
     def put(self, batch: Batch) -> None:
-        """Its examples say which rows are meant."""
+        """Nothing to do: the examples say which rows are meant."""
 
     def _draw(self, number: int) -> list[Batch]:
         _, noise = self._noise(number)
@@ -160,7 +161,7 @@ class Streamed(RowSource):
     def _draw(self, number: int) -> list[Batch]:
         started = time.monotonic()
         ready = self._ahead if self._ahead and self._ahead[0] == number else self._start(number)
-        read = ready[1].result()
+        read = ready[1].result()  # also raises what went wrong in the thread
         self._waited += time.monotonic() - started
         self._ahead = self._start(number + 1)
         return self._batches(*read)
@@ -169,12 +170,12 @@ class Streamed(RowSource):
         return number, self._reader.submit(self._read, number)
 
     def _read(self, number: int) -> _Read:
-        """Runs in the thread; the device is not touched, for it may be capturing a graph."""
+        """Runs in the thread. It must not touch the device, which may be capturing a graph."""
         examples, noise = self._noise(number)
         rows = self.family.rows(self._corpus.take(examples))
         return _Read(noise, self.family.visible(rows, noise), self._layout.pack(rows))
 
 
 def _moved(cells: Tensor, device: torch.device) -> Tensor:
-    """Pinned memory lets the transfer wait for its turn on the device while the host goes on."""
+    """From pinned memory, so that the host goes on while the transfer waits its turn."""
     return cells.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else cells

@@ -1,8 +1,8 @@
 """Checkpoints in the background, by all processes of a run together.
 
 Training waits while the state is copied to the host's memory, and goes on while it is written. Every process writes its
-own share. When the files of all are on the disk, the first process makes the checkpoint visible. What the others wrote
-it learns from the store that all share, so the writing threads never meet the collectives of training.
+own share. When all files are on the disk, the first process makes the checkpoint visible. It learns from the shared
+store what the others wrote: a collective in this thread could meet those of training in another order elsewhere.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from insertlm.storage import checkpoints
 
 __all__ = ["Saver"]
 
-_LOOK = 0.02  # seconds between looks for what the others have written
+_POLL = 0.02  # seconds between looks into the store for what the others have written
 
 State = Mapping[str, Mapping[str, Tensor]]
 
 
 class _Report(msgspec.Struct):
-    """What a process has written, or why it could not."""
+    """What a process wrote, or why it could not."""
 
     files: checkpoints.Files
     error: str = ""
 
 
 class Saver:
-    """keep, keep_best: see the `train` section of a recipe"""
+    """Saves checkpoints of a run into `folder`. keep, keep_best: see the `train` section of a recipe"""
 
     def __init__(self, folder: Path, processes: Processes, keep: int, *, keep_best: bool = False) -> None:
         self.folder, self.processes, self.keep, self.keep_best = folder, processes, keep, keep_best
@@ -44,12 +44,13 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._under_way: Future[None] | None = None
         self._saved = -1
-        self._alone = Event()  # others have ended
+        self._alone = Event()  # another process has ended, so nobody may wait for it
         self._host: dict[str, dict[str, Tensor]] = {}
 
     def save(self, step: int, state: State, score: float | None = None) -> None:
-        """Start saving; the one before is finished first. state: what this process is to write"""
+        """Start saving, after the save before. state: what this process writes of it"""
         self.wait()
+        # A validation and a save may be due at the same step, and the last step is always due.
         if step != self._saved:
             self._saved = step
             self._copy(state)
@@ -67,7 +68,7 @@ class Saver:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Whatever ends the block, what is under way is finished, unless others are missing."""
+        """Finish the save that is under way, whatever ends the block, unless another process is gone."""
         try:
             yield
         except RuntimeError:
@@ -79,7 +80,9 @@ class Saver:
         self.processes.gather(None)  # the first has made it visible
 
     def _copy(self, state: State) -> None:
-        """To memory that is kept: new pages cost more than the copy."""
+        """To the host."""
+        # The memory is kept from save to save: fresh pages cost more than the copy. Pinned, so that all copies are sent
+        # to the device at once and waited for once.
         for part, named in state.items():
             held = self._host.setdefault(part, {})
             for name, tensor in named.items():
@@ -92,6 +95,7 @@ class Saver:
     # --- In the thread
 
     def _write(self, step: int, score: float | None) -> None:
+        """This process's files, then, by the first process, the checkpoint."""
         shard = checkpoints.Shard(self.processes.rank, self.processes.world)
         report = _Report({})
         try:
@@ -108,7 +112,7 @@ class Saver:
             checkpoints.commit(self.folder, step, files, self.keep, score, keep_best=self.keep_best)
 
     def _exchange(self, step: int, report: _Report) -> list[_Report]:
-        """The first process learns everyone's; the others have done their part."""
+        """All reports for the first process; for the others, whose part is done, their own."""
         if self._store is None:
             return [report]
         self._store.set(f"saved/{step}/{self.processes.rank}", msgspec.json.encode(report).decode())
@@ -116,12 +120,12 @@ class Saver:
             return [report]
         keys = [f"saved/{step}/{rank}" for rank in range(self.processes.world)]
         while not self._store.check(keys):
-            if self._alone.wait(_LOOK):
+            if self._alone.wait(_POLL):
                 raise InsertlmError(f"the checkpoint of step {step} was given up")
         return [msgspec.json.decode(self._store.get(key), type=_Report) for key in keys]
 
     def _check_finite(self, step: int) -> None:
-        """A gradient can be infinite where the loss is not yet."""
+        """A gradient can be infinite before the loss is, and a broken checkpoint must not replace a good one."""
         for name, tensor in self._host["weights"].items():
             if not tensor.isfinite().all():
                 good = checkpoints.latest(self.folder)

@@ -1,8 +1,8 @@
 """Steps of processes that each hold a part of the model: FSDP2's `fully_shard` around every block and the whole.
 
-Parameters, gradients, moments and average are spread over all processes. Steps run as they are written: FSDP works by
-hooks, which a captured graph would not call. The optimiser works on local shards, and copies what it has made of them
-to where FSDP gathers from.
+Parameters, gradients, moments and average are spread over all processes. Steps run eagerly, because FSDP works by
+hooks, which a captured graph would not call. The optimiser works on local shards, and copies them to where FSDP gathers
+from.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ __all__ = ["ShardedStep"]
 
 
 class ShardedStep(ParallelStep):
+    """Every process has a share of the state, and gathers a block when it is needed."""
+
     optimizer: _ShardedOptimizer
 
     def __init__(self, *what: Any, processes: Processes, **settings: Any) -> None:
@@ -43,7 +45,7 @@ class ShardedStep(ParallelStep):
         return _ShardedOptimizer(self.family, optim, self.steps, self.processes)
 
     def _run(self, batch: Batch) -> None:
-        """On a GPU with a capacity, since the host does not wait then."""
+        """With a capacity on a GPU, so that the host does not wait for the number of rows."""
         capacity = capacity_for(batch.visible) if self.device.type == "cuda" else None
         self._optimise(batch.example, batch.epoch, capacity)
 
@@ -52,7 +54,9 @@ class ShardedStep(ParallelStep):
 
     @contextmanager
     def averaged(self) -> Iterator[Family]:
-        """Gathered: every process has the whole model as long as this lasts, and may use it in its own way."""
+        """Every process has the whole model as long as this lasts, and may write other texts than the others."""
+        # Writing calls parts of the model that are no FSDP modules, whose hooks would not gather anything. So all is
+        # gathered before.
         modules = [module for module in self.family.modules() if isinstance(module, FSDPModule)]
         with super().averaged() as family:
             for module in modules:
@@ -67,7 +71,7 @@ class ShardedStep(ParallelStep):
                     module.set_reshard_after_forward(True, recurse=False)
 
     def to_save(self) -> dict[str, dict[str, Tensor]]:
-        """Its shards; of a tensor with few rows it may have none."""
+        """The shards of this process, which may have none of a tensor with few rows."""
         state = self.state()
         return {part: {name: x for name, x in named.items() if len(x)} for part, named in state.items()}
 
@@ -90,7 +94,7 @@ def _shard(family: Family, processes: Processes, bf16: bool) -> None:
 
 
 class _Shards(nn.Module):
-    """Stands for a model where only names, shapes and values of local shards count."""
+    """Looks like a model to the optimiser, but holds copies of local shards."""
 
     def __init__(self, live: Mapping[str, Tensor], learning: Collection[str]) -> None:
         super().__init__()
@@ -101,7 +105,7 @@ class _Shards(nn.Module):
 
 
 class _ShardedOptimizer(Optimizer):
-    """Works on this process's shards; only the norm of the gradient is everyone's."""
+    """Works on the shards of this process; only the norm of the gradient is that of all processes."""
 
     def __init__(self, module: nn.Module, config: OptimConfig, steps: int, processes: Processes) -> None:
         self._module, self._processes = module, processes

@@ -1,14 +1,15 @@
-"""One optimisation step: eager where that is enough, and on CUDA one captured graph per buffer size.
+"""One optimisation step: eager on a CPU, and on CUDA one captured graph per buffer size.
 
-Corruption deletes a different number of tokens every time. The host knows how many rows will be left (the noise is a
-hash it can compute too), rounds that up to a capacity, and replays the graph captured for it: shapes are static, less
+Corruption deletes a different number of tokens every time. The host can compute how many rows will be left, because the
+noise is a hash. It rounds the number up to a capacity and replays the graph captured for that: shapes are static, less
 than one row in fifty is spare, and the host never waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,8 @@ from insertlm.training.rows import Batch, Resident, Streamed
 
 __all__ = ["TrainStep", "capacity_for"]
 
-_BACKBONE = "backbone."  # names of its parameters begin so
-_EAGER_VISITS = 2  # steps run before a capacity's graph is captured: they let libraries and compilers set up
+_BACKBONE = "backbone."  # how the names of its parameters begin
+_EAGER_VISITS = 2  # steps before a capacity's graph is captured: libraries and compilers set themselves up in them
 
 
 def capacity_for(visible: int) -> int:
@@ -36,9 +37,10 @@ def capacity_for(visible: int) -> int:
 
 
 class TrainStep:
-    """Holds the weights' optimiser and average, and carries out steps. Attributes are read by the loop for logging.
+    """The state of training, and how it changes by a step.
 
     rows: all of them, which go to the device, or a corpus to read them from
+    ledger, source, bf16: read by the loop, for the log and for validation
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class TrainStep:
         else:
             self._graphs.run(batch)
         self.ema.update(step, last=step + 1 == self.steps)
-        self.ledger.turn()
+        self.ledger.count_step()
         return batch
 
     @contextmanager
@@ -84,7 +86,7 @@ class TrainStep:
             yield self.family
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """All that a run is, beside the number of steps done: named tensors, which are written as they are."""
+        """All there is to save of a run besides the number of steps: named tensors, not copied."""
         named = self.optimizer.named
         return {
             "weights": named(self.optimizer.weights),
@@ -97,8 +99,8 @@ class TrainStep:
         return self.state()
 
     def begin_with(self, weights: Mapping[str, Tensor], akin: bool = False) -> None:
-        """Take up these weights, and nothing else of the run they come from. akin: they are another family's, so that
-        only the backbone must fit; heads that one of the two has not stay fresh, or behind"""
+        """Start from these weights, with fresh moments. akin: they are another family's; only the backbone must fit, a
+        head that they lack stays fresh, and a head that this family lacks is left out"""
         fresh: set[str] = set()
         if akin:
             weights, own = self.family.layer.adopt(weights), self.state()["weights"].keys()
@@ -110,7 +112,7 @@ class TrainStep:
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, Mapping[str, Tensor]], fresh: Collection[str] = ()) -> None:
-        """Take up a saved state, which is whole. fresh: parameters that are not in it"""
+        """Go on from a saved state. fresh: parameters that are not in it"""
         for part, state in self.state().items():
             tensors = {name: tensor for name, tensor in state.items() if name.partition("/")[0] not in fresh}
             whole = saved[part]
@@ -129,8 +131,11 @@ class TrainStep:
         return whole
 
     def _make_optimizer(self, optim: OptimConfig) -> Optimizer:
-        linear = {f"{_BACKBONE}blocks.{name}" for name in _linear_parameters(self.family.backbone.blocks)}
-        hidden = {name for name in linear if name.endswith(".weight")}
+        blocks = self.family.backbone.blocks
+        linear = {f"{_BACKBONE}blocks.{name}" for name in _linear_parameters(blocks)}
+        hidden: dict[str, Sequence[int]] = {name: () for name in linear if name.endswith(".weight")}
+        for number, block in enumerate(blocks):
+            hidden |= {f"{_BACKBONE}blocks.{number}.{name}.weight": rows for name, rows in _stacked(block).items()}
         return Optimizer(self.family, optim, self.steps, linear if self.bf16 else (), hidden)
 
     def _eager_losses(self, example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
@@ -139,8 +144,10 @@ class TrainStep:
             return self.family.losses(self.source.rows(example), noise, capacity)
 
     def _compile(self) -> Callable[[Tensor, Tensor, int | None], Losses]:
-        """Compiled once for every capacity: it enters, in blocks, as the size of an empty tensor, marked dynamic."""
+        """Compiled once for all capacities."""
 
+        # A capacity that is a plain number would be a constant of the compiled code, and every new one would be
+        # compiled anew. So it enters as the size of an empty tensor, in blocks, that is marked as dynamic.
         def with_room(example: Tensor, epoch: Tensor, room: Tensor) -> Losses:
             return self._eager_losses(example, epoch, (room.shape[0] - 1) * ROWS)
 
@@ -149,7 +156,8 @@ class TrainStep:
         def losses(example: Tensor, epoch: Tensor, capacity: int | None) -> Losses:
             if capacity is None:
                 return self._eager_losses(example, epoch, None)
-            room = torch.empty(capacity // ROWS + 1, 0, device=self.device)  # a size of 1 would be compiled apart
+            # One more than the blocks, because the compiler makes a special case of a size of 1.
+            room = torch.empty(capacity // ROWS + 1, 0, device=self.device)
             torch._dynamo.mark_dynamic(room, 0)
             return fast(example, epoch, room)
 
@@ -164,10 +172,18 @@ class TrainStep:
 
 
 def _linear_parameters(module: nn.Module) -> Iterator[str]:
-    """Names of the parameters of linear layers: those that products use."""
+    """Names of the parameters of linear layers, which matrix products read."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
             yield from (f"{name}.{part}" for part, _ in layer.named_parameters())
+
+
+def _stacked(block: Any) -> dict[str, Sequence[int]]:
+    """The rows of each matrix, for the linear layers of a block that hold several."""
+    head_dim = len(block.qkv.weight) // (block.heads + 2 * block.key_heads)
+    queries, keys = block.heads * head_dim, block.key_heads * head_dim
+    gated = {"up": [len(block.up.weight) // 2] * 2} if block.activation == "swiglu" else {}
+    return {"qkv": [queries, keys, keys], **gated}
 
 
 class _Graphs:
@@ -195,7 +211,7 @@ class _Graphs:
         self._graphs[capacity].replay()
 
     def _run_aside(self, capacity: int) -> None:
-        """On the stream that captures, as CUDA graphs ask for."""
+        """Eagerly, on the stream that will capture, as torch asks for before a capture."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._run(self._example, self._epoch, capacity)

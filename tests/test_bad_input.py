@@ -212,10 +212,12 @@ def test_a_wrong_key_in_the_file_names_file_and_key(complaint: Complaint, place:
 
 
 def test_a_run_folder_that_holds_another_recipe(complaint: Complaint) -> None:
-    expected = (
-        "run holds a run of another recipe (train.seed is 1, not 2; train.steps is 4, not 9); choose another --run"
-    )
-    assert complaint("train", "r.yaml", "--run", "run", "--train.seed", "2", "--train.steps", "9") == expected
+    """steps may be another number, but not less than there are."""
+    expected = "run holds a run of another recipe (train.batch_size is 8, not 4; train.seed is 1, not 2)"
+    changed = ("--train.seed", "2", "--train.batch_size", "4", "--train.steps", "9")
+    assert complaint("train", "r.yaml", "--run", "run", *changed) == f"{expected}; choose another --run"
+    expected = "train.steps is 3, but run has 4 steps already; choose another --run"
+    assert complaint("train", "r.yaml", "--run", "run", "--train.steps", "3") == expected
 
 
 # --- Prompts

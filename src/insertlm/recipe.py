@@ -87,7 +87,6 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     keep_best: bool = False  # also the one that validated best; every better validation is saved
     validate_every: Index = 0  # steps between validations, 0 = never
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; auto = bfloat16 on CUDA, else float32
-    recompute: bool = False  # what a block computes, for the gradient: less memory, a third more time
     compile: bool = True  # on CUDA; elsewhere steps run as they are written
     recompute: bool = False  # blocks again for the gradient, keeping only their inputs: slower, in far less memory
     tracker: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl

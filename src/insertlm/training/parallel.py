@@ -137,7 +137,6 @@ def build_step(recipe: Recipe, data: Examples | Corpus, order: Order, processes:
     config = recipe.train
     sharded = config.parallel == "fsdp" and processes.world > 1
     family = build_family(recipe)
-    family.backbone.recompute = config.recompute
     freeze(family, recipe.optim)
     if not sharded:  # shards go to the device one by one
         family.to(processes.device)

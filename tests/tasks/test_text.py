@@ -127,8 +127,8 @@ def test_a_recipe_names_files_and_tokenizer(folder: Path) -> None:
         ({"train": 3.5}, "task.train: expected str or array, got 3.5"),
         (
             {"share": 0.5},
-            "task: share is 0.5 for each of validation and test; expected less than 1 in all, for the rest is to learn "
-            "from",
+            "task: share is 0.5 for each of validation and test; expected less than 1 in all, because training "
+            "gets the rest",
         ),
     ],
 )

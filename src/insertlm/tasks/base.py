@@ -1,4 +1,4 @@
-"""What a task gives to everything below it: examples of a prefix that is given and a target that must be written."""
+"""What a task is: examples of a prefix that is given and a target that must be written, and scores for what is."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ __all__ = ["SPLITS", "TENTHS", "Corpus", "Example", "Examples", "Kind", "Split",
 Kind = Literal["text", "graph", "puzzle"]
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-# A hash of its content assigns an example to a split: the split, by index, of each tenth of all hashes.
+# A hash of its content assigns an example to a split, so that no two splits share one: the index of the split for each
+# tenth of all hashes.
 TENTHS: NDArray[np.int64] = np.array([0] * 8 + [1, 2])
 
 
 class Example(NamedTuple):
-    """Ids without any special token; families add their own."""
+    """Ids without special tokens, which each family adds in its own way."""
 
     prefix: list[int]
     target: list[int]
@@ -33,7 +34,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Examples:
-    """Many examples as id matrices; what lies beyond a row's length is padding and means nothing.
+    """Many examples as id matrices. What lies beyond a row's length is padding and means nothing.
 
     prefix: [N, P] int32   prefix_length: [N] int32   target: [N, L] int32   target_length: [N] int32
     solving_order: [N, L] int32, the step, from 0, at which a solver of the task finds each target token; None where
@@ -48,7 +49,7 @@ class Examples:
 
     @property
     def fingerprint(self) -> None:
-        """As of a Corpus. The recipe alone says what examples in memory are, so they need none."""
+        """See Corpus. Examples in memory follow from the recipe alone, so they have none."""
 
     def __len__(self) -> int:
         return len(self.prefix_length)
@@ -60,7 +61,7 @@ class Examples:
         )
 
     def take(self, rows: NDArray[np.int64]) -> Examples:
-        """These, in this order."""
+        """The examples of these rows, in this order."""
         order = None if self.solving_order is None else self.solving_order[rows]
         return Examples(self.prefix[rows], self.prefix_length[rows], self.target[rows], self.target_length[rows], order)
 
@@ -69,17 +70,17 @@ class Examples:
 
 
 class Corpus(Protocol):
-    """Examples that are too many to hold: read as they are needed, in any order."""
+    """More examples than fit into memory, read as they are needed and in any order."""
 
     @property
     def fingerprint(self) -> str:
-        """Other examples have another one: a run goes on only with those it began with."""
+        """Differs if any example does. A run is resumed only with the examples it began with."""
         ...
 
     def __len__(self) -> int: ...
 
     def take(self, documents: NDArray[np.int64]) -> Examples:
-        """These, in id matrices of the same width whichever they are."""
+        """The examples of these numbers. The matrices have the same width whichever are asked for."""
         ...
 
 
@@ -130,11 +131,15 @@ class Task(NamedSection, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def scores(self, example: Example, written: Sequence[int]) -> Mapping[str, float]:
-        """How good a written text is, each from 0 to 1: at least `sequence_accuracy`, 1 if the example is solved, and
-        `token_accuracy`. A score that only some examples have is averaged over those."""
+        """How good a written text is, each score from 0 to 1.
+
+        At least `sequence_accuracy`, which is 1 if the example is solved, and `token_accuracy`. A score that only some
+        examples have is averaged over those.
+        """
         return exact_scores(example, written)
 
-    # --- Files. A model needs its vocabulary, which may be a file of the user's: each model folder gets a copy.
+    # --- Files. A task may need files of the user, such as a tokenizer. A model is worthless without them, so every
+    # model folder gets a copy.
 
     def files(self) -> dict[str, bytes]:
         """What has to lie beside the weights, by file name."""
@@ -175,9 +180,9 @@ def expect_task(task: Task, wanted: type[T], name: str) -> T:
 def exact_scores(example: Example, written: Sequence[int]) -> Mapping[str, float]:
     """For tasks with one right text.
 
-    sequence_accuracy: the text is the target, token for token and in length
-    token_accuracy: share of target positions that hold the right token; a text that is too short misses the rest, and
-    one that is too long is no better for it
+    sequence_accuracy: whether the text is the target, token for token and in length
+    token_accuracy: share of target positions that hold the right token. Positions that a text is too short for count as
+    wrong; what it has beyond the target does not count
     """
     hits = sum(a == b for a, b in zip(example.target, written, strict=False))
     return {

@@ -1,15 +1,15 @@
-"""Sets for infilling: texts with something taken out, as the paper has them; its own builder is not public.
+"""Sets for infilling: texts with segments removed, made as the paper describes; its own builder is not public.
 
-- `single`: one segment of about 20 % of the words (the paper's LM1B, single segment). Of a text of n words, r =
-  n / 5, rounded and at least 1, go: a run of r words, every place equally likely.
-- `several`: about 20 % of the words in several segments (LM1B, several segments). r as above but at least 2. The number
-  of segments is uniform on 2 … 5, or to what r allows; every way to share r words among them, and every set of places
-  with a word left between two segments, is equally likely.
-- `middle`: the middle sentence (TinyStories), of an even number of sentences the later of the two.
+- `single`: one segment of about 20 % of the words (the paper's LM1B, single segment). Of a text of n words, a run of
+  r = n / 5 is removed, rounded and at least 1; every place is equally likely.
+- `several`: about 20 % of the words in several segments (LM1B, several segments). r is as above but at least 2. The
+  number of segments is uniform on 2 … 5, or up to what r allows. Every way to share r words among them is equally
+  likely, and so is every set of places that leaves a word between two segments.
+- `middle`: the middle sentence (TinyStories); of an even number of sentences, the later of the two.
 
-Words are what blank space sets apart, so that a set is the same for every tokenizer. Blank space around a segment
-stays. A text that is too short for its kind (single: 5 words, several: 8, middle: 3 sentences) is passed over. Which
-texts are taken, and what is taken out of each, depends on the seed and on a text's place in the file alone.
+Words are separated by white space, so a set is the same for every tokenizer. White space around a segment stays. A text
+that is too short for its kind (single: 5 words, several: 8, middle: 3 sentences) is skipped. Which texts are chosen,
+and what is removed from each, depends only on the seed and on a text's place in the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORD = re.compile(r"\S+")
 
 
 class Blanked(NamedTuple):
-    """A text and what is taken out of it: pieces and removed segments in turn, beginning and ending with a piece."""
+    """A text and what is removed from it: pieces and removed segments alternate, beginning and ending with a piece."""
 
     pieces: list[str]
     removed: list[str]

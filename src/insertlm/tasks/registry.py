@@ -15,7 +15,7 @@ __all__ = ["PRESETS", "AnyTask", "preset"]
 AnyTask = Star | Zebra | Text
 
 _PRESETS: dict[str, Task] = {name: kind(**keys) for kind in get_args(AnyTask) for name, keys in kind.presets.items()}
-# As a recipe would have them: the keys of the section `task`.
+# As a recipe would write them out: the keys of the section `task`.
 PRESETS: dict[str, dict[str, Any]] = {name: {"name": task.tag, **task.presets[name]} for name, task in _PRESETS.items()}
 
 

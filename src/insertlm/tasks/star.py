@@ -2,21 +2,21 @@
 
 A graph is `degree` directed paths that cross in one shared node, the junction. Path lengths and the junction's place in
 each path are drawn independently; path 0 is the one that is asked for. At the junction every arm looks the same, so
-the right one can only be found by looking back from the goal, and a model that writes left to right has to guess.
-The easy variant is the special case in which all paths are equally long and start in the junction.
+the right one can only be found by looking back from the goal, and a model that writes from left to right has to guess.
+In the easy variant all paths are equally long and start in the junction.
 
     prefix   a b  c d  …  source goal      (the edges, in random order)
     target   p0 p1  p1 p2  …  p(k-1) pk    (the edges of the path, so inner nodes appear twice)
 
-With `order: reversed` the target is that string back to front, so that the path is written from the goal to the source.
-In the easy variant nobody has to guess then, since only one edge leads to each node: it is the order an oracle would
-choose for a model that writes left to right. In the others several paths may run into the junction.
+With `order: reversed` the target is that string back to front, so the path is written from the goal to the source. In
+the easy variant there is nothing to guess then, since only one edge leads to each node: it is the order an oracle would
+choose for a model that writes from left to right. In the others several paths may run into the junction.
 
-The splits are disjoint by construction. A hash of a graph's content (the set of its edges, the source and the goal; not
-the order of the edges) assigns the graph to train, validation or test. A split draws candidates and keeps those that
-belong to it, so no two splits share a graph: not with its edges in another order, not under another seed, and not
-in the smallest tasks, where independent draws would collide all the time. Candidates come in chunks, each with its own
-random stream, so a larger count extends a smaller one and any chunk can be made without those before it.
+The splits are disjoint by construction. A hash of a graph's content (the set of its edges, the source and the goal, but
+not the order of the edges) assigns the graph to train, validation or test. A split draws candidates and keeps those
+that belong to it. So no two splits share a graph: not with its edges in another order, not under another seed, and not
+in the smallest tasks, where independent draws would collide all the time. Candidates come in chunks, each with a random
+stream of its own, so a larger count extends a smaller one, and any chunk can be made without those before it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 CHUNK = 1024  # candidates per random stream; another value gives other data
-PATIENCE = 100  # chunks without a single find before a split counts as empty
+PATIENCE = 100  # chunks without any graph of a split before it counts as empty
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-# What may stand between the nodes of a typed prompt. The words are those that `render` writes.
+# What may stand between the nodes of a typed prompt, including the words that `render` writes.
 SEPARATORS = re.compile(r"->|[→>:|,;]|\bsource\b|\bgoal\b")
 
 
@@ -117,7 +117,7 @@ class Star(Task, frozen=True, kw_only=True, tag="star"):
         return _joined(parts, wanted)
 
     def path(self, target: Sequence[int]) -> list[int]:
-        """The nodes of a target's path from source to goal, in whichever order they are written."""
+        """The nodes of a target's path from source to goal, whatever `order` the target is written in."""
         path = path_of(target)
         return path if self.order == "forward" else path[::-1]
 
@@ -156,7 +156,7 @@ class Star(Task, frozen=True, kw_only=True, tag="star"):
             rng = np.random.default_rng((seed, SPLITS.index(split), chunk))
             graphs = self._draw(rng, CHUNK)
             mine = _split_index(graphs.edges, graphs.valid, graphs.query) == SPLITS.index(split)
-            # Only what is kept is worth shuffling: nine in ten candidates of the small splits are not.
+            # Select before shuffling edges: nine in ten candidates of the small splits are dropped.
             written = _written(graphs.where(mine), rng, pad=self.tokenizer.specials.pad)
             yield written if self.order == "forward" else _back_to_front(written)
 
@@ -189,20 +189,20 @@ def edges_of(flat: Sequence[int]) -> list[tuple[int, int]]:
 def path_of(target: Sequence[int]) -> list[int]:
     """The nodes of a target's path, each once, in the order they are written.
 
-    Where a (predicted) target does not chain, both ends of the gap stay, and so the gap shows as a step of the path.
+    Where the edges of a (predicted) target do not join, both ends are kept, so the gap shows as a step of the path.
     """
     return [node for i, node in enumerate(target) if i == 0 or i % 2 or node != target[i - 1]]
 
 
 class _Graphs(NamedTuple):
-    """Graphs as paths. Shapes: N graphs, D paths each, M nodes each of which `lengths` tells how many count."""
+    """Graphs as paths: N graphs of D paths, each with room for M nodes."""
 
     paths: NDArray[np.int32]  # [N, D, M]
-    lengths: NDArray[np.int64]  # [N, D]
+    lengths: NDArray[np.int64]  # [N, D], how many nodes of a path are real
 
     @property
     def edges(self) -> NDArray[np.int32]:
-        """[N, E, 2] with E = D * (M - 1), of which `valid` [N, E] are real."""
+        """Tails and heads, [N, E, 2] with E = D * (M - 1), of which `valid`, [N, E], are real."""
         tails, heads = self.paths[..., :-1], self.paths[..., 1:]
         return np.stack((_flat(tails), _flat(heads)), axis=-1)
 
@@ -212,7 +212,7 @@ class _Graphs(NamedTuple):
 
     @property
     def query(self) -> NDArray[np.int32]:
-        """[N, 2] source and goal: the ends of path 0."""
+        """Source and goal, the ends of path 0: [N, 2]."""
         ends = np.stack((np.zeros_like(self.lengths[:, 0]), self.lengths[:, 0] - 1), axis=1)
         return np.take_along_axis(self.paths[:, 0], ends, axis=1)
 
@@ -249,7 +249,7 @@ def _back_to_front(examples: Examples) -> Examples:
 
 
 def _flat(array: NDArray[Scalar]) -> NDArray[Scalar]:
-    """[N, A, B] to [N, A * B]. (-1 for the width would fail where N is 0, as in a chunk that has nothing to keep.)"""
+    """[N, A, B] to [N, A * B]. A width of -1 would fail for N = 0, which a chunk without any graph of its split has."""
     count, rows, columns = array.shape
     return array.reshape(count, rows * columns)
 
@@ -265,9 +265,9 @@ def _joined(parts: list[Examples], count: int) -> Examples:
 
 
 def _split_index(edges: NDArray[np.int32], valid: NDArray[np.bool_], query: NDArray[np.int32]) -> NDArray[np.int64]:
-    """[N] indices into SPLITS, from edges [N, E, 2] of which `valid` [N, E] are real and the query [N, 2].
+    """Indices into SPLITS, [N], from edges, [N, E, 2], of which `valid`, [N, E], are real, and the query, [N, 2].
 
-    Hashes of single edges are added up, so that their order does not count; the query gets a bit that no edge has.
+    Hashes of single edges are added up, so their order does not count. The query gets a bit that no edge has.
     """
     content = np.where(valid, mix64(_packed(edges)), np.uint64(0)).sum(axis=1, dtype=np.uint64)
     content += mix64(_packed(query) | np.uint64(1 << 63))
@@ -276,6 +276,6 @@ def _split_index(edges: NDArray[np.int32], valid: NDArray[np.bool_], query: NDAr
 
 
 def _packed(pairs: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """[..., 2] to [...]: both ids of a pair in one number."""
+    """Both ids of a pair in one number: [..., 2] to [...]."""
     ids = pairs.astype(np.uint64)
     return (ids[..., 0] << np.uint64(32)) | ids[..., 1]

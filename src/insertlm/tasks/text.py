@@ -3,8 +3,8 @@
     prefix   (empty)
     target   the document's ids, at most `block` of them
 
-Documents are tokenised once, see data/store.py. Splits are files of their own; a split without any gets a share of
-the training files, by a hash of each text, so that no text is in two splits drawn from the same files.
+Documents are tokenised once, see data/store.py. A split has files of its own, or else gets a share of the training
+files. A hash of each text assigns it to its split, so no text is in two splits drawn from the same files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """A split of a corpus, read as it is needed. width: columns of what it gives, whichever documents are asked for"""
+    """A split of a corpus, read as it is needed. width: of the matrices, whichever documents are asked for"""
 
     store: Store
     width: int
@@ -69,17 +69,17 @@ class Text(Task, frozen=True, kw_only=True, tag="text"):
     share: Share = 0.01  # of the training files' documents, for each split that has no files
     vocabulary: str = msgspec.field(name="tokenizer")  # tokenizer.json, BERT's vocab.txt, their folder or a hub name
     block: Count  # most tokens of a document
-    longer: Longer = "truncate"  # documents that have more: truncate, or skip
-    excerpts: Fraction = 0.0  # of the documents, of which some sentences in a row are a document of their own too
-    documents: Separator = "line"  # in .txt: a document a line, or what stands between blank lines
+    longer: Longer = "truncate"  # what to do with documents that have more: truncate or skip
+    excerpts: Fraction = 0.0  # share of the documents of which some consecutive sentences become a document too
+    documents: Separator = "line"  # of .txt: a document is a line, or what stands between blank lines
     detokenise: Detokeniser = "none"  # lm1b: join its tokens to plain text
-    sample: Count = 1000  # documents of a split that a validation, or an evaluation, looks at
+    sample: Count = 1000  # documents of a split that are used in a validation or an evaluation
 
     def __post_init__(self) -> None:
         if len(self._drawn) * self.share >= 1:
             raise ValueError(
-                f"share is {self.share} for each of {' and '.join(self._drawn)}; expected less than 1 in all, for the "
-                "rest is to learn from"
+                f"share is {self.share} for each of {' and '.join(self._drawn)}; expected less than 1 in all, because "
+                "training gets the rest"
             )
 
     @property
@@ -151,7 +151,7 @@ class Text(Task, frozen=True, kw_only=True, tag="text"):
         return self.tokenizer.decode(example.target)
 
     def parse_prompt(self, text: str) -> list[int]:
-        """A model of text has learnt to write from nothing, so there is no prompt but the empty one."""
+        """A model of text has learned to write from nothing, so the only prompt is the empty one."""
         if text:
             raise InsertlmError('a text model writes from nothing; expected the empty prompt ""')
         return []

@@ -1,7 +1,7 @@
 """The language of zebra puzzles: clues as bytes, as words of the vocabulary, and in English.
 
-A street has `size` houses, numbered from the left, and each of some attributes gives every house another one of `size`
-values. A value of an attribute is an operand, 6 · attribute + value; so is a house, HOUSE + number. A clue is a kind
+A street has `size` houses, numbered from the left. It has some attributes, each of which gives every house a different
+one of `size` values. The operand 6 · attribute + value stands for a value, HOUSE + number for a house. A clue is a kind
 and up to three operands; its words, as published:
 
     kind LHS operand RHS operand* CLUE_END        7, 10 or 13 words, for one, two or three operands
@@ -40,7 +40,7 @@ __all__ = [
     "street_of",
 ]
 
-# The compiled kernels hold copies of these numbers: touch kernels.py when one changes.
+# Compiled kernels, which numba keeps on disk, hold copies of these numbers: touch kernels.py when one changes.
 KINDS = ("=", "!=", "left-of", "immediate-left", "nbr", "ends", "inbetween")
 SIDE = 6  # most houses, and most attributes
 LEAST = 3
@@ -52,7 +52,7 @@ MOST_TOKENS = 350  # of all clues of a puzzle, so that no row is longer than the
 # one id is reserved for the published [SEP], so that there are 25.
 _RELATIONS = ("nbr", "left-of", "inbetween", "immediate-left", "ends", "!=", "=")
 TOKENIZER = WordTokenizer((*map(str, range(SIDE)), *_RELATIONS, "c", "n", "CLUE_END", "RHS", "LHS"), reserved=1)
-# Attributes and houses of a target can have words of their own, so that a word says by itself what it is.
+# Attributes and houses of a target can have words of their own, so that a word tells what it is without its neighbours.
 OWN_WORDS = WordTokenizer((*TOKENIZER.words, *(f"{what}{i}" for what in "ah" for i in range(SIDE))), reserved=1)
 _ENGLISH = (
     "{x} and {y} share a house",
@@ -87,7 +87,7 @@ class Clue(NamedTuple):
 
     @property
     def code(self) -> list[int]:
-        """The four bytes of it."""
+        """As four bytes."""
         return [self.kind, *self.operands, *[NONE] * (3 - len(self.operands))]
 
     def __str__(self) -> str:
@@ -95,9 +95,9 @@ class Clue(NamedTuple):
         return " ".join([KINDS[self.kind], "LHS", *first, "RHS", *chain(*others), "CLUE_END"])
 
     def holds(self, place: Mapping[int, int], size: int) -> bool:
-        """Whether it is true where values live in these houses; no clue is true of a value that lives in none."""
+        """Whether the clue is true if values live in these houses. It is false if one of its values lives in none."""
         houses = [operand - HOUSE if operand >= HOUSE else place.get(operand) for operand in self.operands]
-        x, y, z = [*houses, -1, -1][:3]  # what is not there does not count
+        x, y, z = [*houses, -1, -1][:3]  # numbers for operands that its kind does not have
         if x is None or y is None or z is None:
             return False
         between = x < y < z or z < y < x
@@ -111,7 +111,7 @@ class Clue(NamedTuple):
 
 
 class Street(NamedTuple):
-    """A puzzle as it is posed."""
+    """A puzzle without its solution."""
 
     size: int
     attributes: int
@@ -124,7 +124,7 @@ def name(operand: int) -> str:
 
 
 def street_of(clues: list[Clue]) -> Street:
-    """A puzzle is as large as the largest number in it says, and no smaller than any."""
+    """A puzzle is as large as the largest number in its clues says, but at least LEAST."""
     everything = [operand for clue in clues for operand in clue.operands]
     numbers = [operand - HOUSE if operand >= HOUSE else operand % SIDE for operand in everything]
     attributes = [operand // SIDE for operand in everything if operand < HOUSE]
@@ -141,7 +141,7 @@ def _operand_words(operand: int) -> tuple[str, str, str]:
 
 
 def read(text: str) -> Street:
-    """Clues in the words of the vocabulary, with or without a first line such as `4 houses, 3 attributes`."""
+    """Read clues in the words of the vocabulary, with or without a first line such as `4 houses, 3 attributes`."""
     header = _HEADER.match(text)
     body = text[header.end() :] if header else text
     *pieces, rest = body.split("CLUE_END")

@@ -3,7 +3,8 @@
 What is known of an operand (see clues.py) is the set of houses it may be in, as bits: `houses`, [OPERANDS]. A
 clue is four bytes, its kind and operands.
 
-All kernels live in this one file: numba keeps compiled code on disk and notices a change of the file alone.
+All kernels are in one file: numba keeps compiled code on disk, and compiles anew only when this very file changes, not
+when a file does that it imports.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ OPERANDS = HOUSE + SIDE
 MOST_CLUES = 48
 IMPOSSIBLE, STUCK, FOUND = 0, 1, 2
 
+# Tables by set of houses: how many there are, and the number of the last.
 _COUNT = np.array([bits.bit_count() for bits in range(1 << SIDE)])
 _PLACE = np.array([bits.bit_length() - 1 for bits in range(1 << SIDE)])
 _BRANCHES = HOUSE * (SIDE - 1) + 2  # the most states that a search holds
@@ -37,7 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _compiled(function: F) -> F:
     try:
         return cast(F, njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # there is no folder that numba may keep compiled code in
+    except RuntimeError:  # numba finds no folder that it may write compiled code to
         return cast(F, njit(nogil=True)(function))
 
 
@@ -46,13 +48,13 @@ def _compiled(function: F) -> F:
 
 @_compiled
 def _left_of(bits: int) -> int:
-    """Houses with one of these to their right."""
+    """The houses that have one of these to their right."""
     return (1 << _PLACE[bits]) - 1 if bits else 0
 
 
 @_compiled
 def _right_of(bits: int) -> int:
-    """Houses with one of these to their left (and some beyond the street)."""
+    """The houses that have one of these to their left (with bits beyond the street, which callers mask)."""
     return -2 * (bits & -bits) if bits else 0
 
 
@@ -67,7 +69,7 @@ def _narrow(clue: Bytes, houses: Sets, last: int) -> None:
     b = houses[y]
     if kind == _SAME:
         houses[x] = houses[y] = a & b
-    elif kind == _OTHER:
+    elif kind == _OTHER:  # only a known house rules out another
         if a & (a - 1) == 0:
             houses[y] = b & ~a
         if b & (b - 1) == 0:
@@ -79,7 +81,7 @@ def _narrow(clue: Bytes, houses: Sets, last: int) -> None:
     elif kind == _NEAR:
         houses[x], houses[y] = a & ((b >> 1) | (b << 1)), b & ((a >> 1) | (a << 1))
     else:
-        z = clue[3]
+        z = clue[3]  # y is between x and z, on either side of both
         c = houses[z]
         houses[y] = b & ((_right_of(a) & _left_of(c)) | (_left_of(a) & _right_of(c)))
         houses[x] = a & (_left_of(b & _left_of(c)) | _right_of(b & _right_of(c)))
@@ -88,8 +90,10 @@ def _narrow(clue: Bytes, houses: Sets, last: int) -> None:
 
 @_compiled
 def _settle(houses: Sets, first: int, size: int) -> bool:
-    """Values of one attribute live in different houses: where k of them share k houses, no other may. Whether
-    that is possible."""
+    """Values of one attribute live in different houses: if k of them share k houses, no other value lives there.
+
+    Returns False if k values share fewer than k houses. By subsets of values, each built on one with a value less.
+    """
     shared = np.zeros(1 << SIDE, np.int64)
     for subset in range(1, 1 << size):
         union = shared[subset] = shared[subset & (subset - 1)] | houses[first + _PLACE[subset & -subset]]
@@ -107,7 +111,7 @@ def _settle(houses: Sets, first: int, size: int) -> bool:
 
 @_compiled
 def everything(houses: Sets, size: int, attributes: int) -> None:
-    """Anything is possible: the state before the first clue."""
+    """The state before the first clue: every value may be in every house."""
     houses[:] = 0
     for attribute in range(attributes):
         houses[SIDE * attribute : SIDE * attribute + size] = (1 << size) - 1
@@ -117,7 +121,7 @@ def everything(houses: Sets, size: int, attributes: int) -> None:
 
 @_compiled
 def _note(houses: Sets, size: int, attributes: int, order: Bytes, known: Sets) -> None:
-    """Append values whose house has become known to `order`. known: [2], how many are there, and which, as bits"""
+    """Append to `order` the values whose house has become known. known: [2], how many are there, and which, as bits"""
     for attribute in range(attributes):
         for cell in range(SIDE * attribute, SIDE * attribute + size):
             if houses[cell] & (houses[cell] - 1) == 0 and not known[1] >> cell & 1:
@@ -128,10 +132,10 @@ def _note(houses: Sets, size: int, attributes: int, order: Bytes, known: Sets) -
 
 @_compiled
 def deduce(clues: Bytes, skip: int, houses: Sets, size: int, attributes: int, order: Bytes) -> int:
-    """Narrow until nothing changes: IMPOSSIBLE, STUCK or FOUND.
+    """Narrow until nothing changes. Returns IMPOSSIBLE, STUCK or FOUND.
 
-    clues: [K, 4], read from the first to the last, again and again   skip: one that is not used, -1 for none
-    order: [HOUSE], takes the values in the order in which their houses become known (or [0]: nobody asks)
+    clues: [K, 4], read from the first to the last, again and again   skip: a clue that is not used, -1 for none
+    order: [HOUSE], gets the values in the order in which their houses become known; [0] if that is not needed
     """
     known, settled, changed = np.zeros(2, np.int64), np.full(attributes, -1), True
     while changed:
@@ -141,6 +145,7 @@ def deduce(clues: Bytes, skip: int, houses: Sets, size: int, attributes: int, or
                 _narrow(clues[i], houses, 1 << (size - 1))
                 if len(order):
                     _note(houses, size, attributes, order, known)
+        # Sets only ever shrink, so the sum of their bits tells whether one has changed.
         for attribute in range(attributes):
             first = SIDE * attribute
             total = houses[first : first + size].sum()
@@ -158,7 +163,10 @@ def deduce(clues: Bytes, skip: int, houses: Sets, size: int, attributes: int, or
 
 @_compiled
 def search(clues: Bytes, skip: int, size: int, attributes: int, avoid: Sets, found: Sets) -> bool:
-    """Whether there is a solution other than `avoid`; it is left in `found`. Both: [OPERANDS], as `houses`"""
+    """Whether there is a solution other than `avoid`, which is then put into `found`. Both: [OPERANDS], as `houses`
+
+    Depth first: deduce, and where that gets stuck, try every house of one value.
+    """
     states = np.empty((_BRANCHES, OPERANDS), np.int64)
     nobody = np.empty(0, np.uint8)
     everything(states[0], size, attributes)
@@ -176,17 +184,20 @@ def search(clues: Bytes, skip: int, size: int, attributes: int, avoid: Sets, fou
 
 @_compiled
 def _branch(states: NDArray[np.int64], held: int, size: int, attributes: int, avoid: Sets) -> int:
-    """Replace a state by one for each house that a value with few of them may be in; that of `avoid` is tried last."""
+    """Replace a state by one for each house of a value, one that has the fewest.
+
+    States are taken from the end. The house of `avoid` goes there first, since it leads to the solution that is known.
+    """
     houses, best, fewest = states[held].copy(), 0, SIDE + 1
     for attribute in range(attributes):
         for cell in range(SIDE * attribute, SIDE * attribute + size):
             count = _COUNT[houses[cell]]
             if 1 < count < fewest:
                 best, fewest = cell, count
-    for turn in range(2):
+    for avoided in (True, False):
         for house in range(size):
             bit = 1 << house
-            if houses[best] & bit and (bit == avoid[best]) == (turn == 0):
+            if houses[best] & bit and (bit == avoid[best]) == avoided:
                 states[held] = houses
                 states[held, best] = bit
                 held += 1
@@ -206,7 +217,7 @@ def _mix(x: np.uint64) -> np.uint64:
 
 @_compiled
 def _below(state: NDArray[np.uint64], bound: int) -> int:
-    """A whole number below `bound`; the state, [1], moves on."""
+    """A whole number below `bound`; advances the state, [1]."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
     drawn: int = np.int64((_mix(state[0]) >> np.uint64(32)) % np.uint64(bound))  # type: ignore[assignment]
     return drawn
@@ -223,7 +234,8 @@ def _shuffle(state: NDArray[np.uint64], rows: Bytes) -> None:
 
 @_compiled
 def _draw_clue(state: NDArray[np.uint64], who: Bytes, size: int, attributes: int, clue: Bytes) -> None:
-    """A true clue of any kind. who: [SIDE, SIDE], the value of each attribute in each house"""
+    """A true clue of a random kind. who: [SIDE, SIDE], the value of each attribute in each house"""
+    # First the houses p, q and r of the operands, then who lives there.
     kind = _below(state, 7)
     a, b, c = _below(state, attributes), _below(state, attributes), _below(state, attributes)
     p, q = _below(state, size), 0
@@ -259,7 +271,7 @@ def _draw_clue(state: NDArray[np.uint64], who: Bytes, size: int, attributes: int
 
 @_compiled
 def _collect(state: NDArray[np.uint64], who: Bytes, size: int, attributes: int, clues: Bytes) -> int:
-    """Draw clues, each of which tells something new, until they determine everything; their number, or 0."""
+    """Draw clues that each tell something new until they determine everything. Returns their number, or 0."""
     houses = np.empty(OPERANDS, np.int64)
     nobody = np.empty(0, np.uint8)
     everything(houses, size, attributes)
@@ -279,7 +291,7 @@ def _collect(state: NDArray[np.uint64], who: Bytes, size: int, attributes: int, 
 
 @_compiled
 def _prune(clues: Bytes, count: int, size: int, attributes: int) -> int:
-    """Drop every clue without which deduction still finds everything, one after the other; how many are left."""
+    """Drop clues one by one if deduction still finds everything without them. Returns how many are left."""
     houses, nobody = np.empty(OPERANDS, np.int64), np.empty(0, np.uint8)
     i = 0
     while i < count:
@@ -295,7 +307,7 @@ def _prune(clues: Bytes, count: int, size: int, attributes: int) -> int:
 
 @_compiled
 def _legible(clues: Bytes, size: int) -> bool:
-    """Whether a puzzle is short enough, and its size can be told from the numbers in it, as `street_of` does."""
+    """Whether a puzzle is short enough, and its size can be read off the numbers in it, as `street_of` does."""
     tokens, largest = 0, 2
     for i in range(len(clues)):
         tokens += 4
@@ -308,11 +320,11 @@ def _legible(clues: Bytes, size: int) -> bool:
 
 @_compiled
 def _content(clues: Bytes, solution: Sets, size: int, attributes: int) -> np.uint64:
-    """A hash of what a puzzle is, whatever its attributes and values are called and its clues are ordered.
+    """A hash of a puzzle that does not depend on the names of attributes and values, nor on the order of clues.
 
-    Values go by the house they live in. Attributes go by a hash of all clues that name them, made in two rounds, of
-    which the second knows the hashes of the attributes beside them. Two sides that a clue does not tell apart count
-    alike.
+    A value is identified by the house it lives in. An attribute is identified by a hash of all clues that name it. It
+    is refined in rounds: each uses the hashes that the round before gave to the other attributes of those clues. Sides
+    that a clue does not tell apart count alike.
     """
     colour, total = np.zeros(SIDE + 1, np.uint64), np.uint64(0)
     for _ in range(3):
@@ -341,7 +353,7 @@ def _content(clues: Bytes, solution: Sets, size: int, attributes: int) -> np.uin
 def _draw_one(
     state: NDArray[np.uint64], size: int, attributes: int, splits: Bytes, split: int, clues: Bytes, solution: Sets
 ) -> int:
-    """Draw until there is a puzzle; how many clues it has."""
+    """Draw until there is a puzzle of the split. Returns how many clues it has."""
     other = np.empty(OPERANDS, np.int64)
     who = np.zeros((SIDE, SIDE), np.uint8)
     while True:
@@ -358,9 +370,10 @@ def _draw_one(
         chosen = clues[:count]
         if count == 0 or not _legible(chosen, size):
             continue
-        # The cheap test first: nine in ten candidates of the small splits go.
+        # The cheap test comes first: it drops nine in ten candidates of the small splits.
         if splits[_content(chosen, solution, size, attributes) % np.uint64(len(splits))] != split:
             continue
+        # Deduction needs every clue now, but a full search might not: no clue may be redundant for it either.
         needed = True
         for i in range(count):
             needed = needed and search(chosen, i, size, attributes, solution, other)
@@ -371,11 +384,12 @@ def _draw_one(
 
 @_compiled
 def draw(seed: int, count: int, sizes: NDArray[np.int64], splits: Bytes, split: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Puzzles of one split. sizes: least and most houses, least and most attributes, all combinations equally likely
+    """Puzzles of one split.
 
+    sizes: least and most houses, least and most attributes; all combinations are equally likely
     splits: the split of each remainder of a puzzle's hash
-    Returns heads [N, 3]: houses, attributes, clues; all clues [K, 4]; all solutions [C, 2]: values in the order in
-    which deduction finds them, and their houses.
+    Returns heads, [N, 3]: houses, attributes, clues; all clues, [K, 4]; all solutions, [C, 2]: values in the order in
+    which deduction finds them, with their houses.
     """
     state = np.array([seed], np.uint64)
     heads = np.empty((count, 3), np.uint8)

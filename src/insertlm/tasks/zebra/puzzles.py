@@ -1,4 +1,4 @@
-"""Zebra puzzles by the million: made on all cores, kept in a compact form, written out as ids."""
+"""Zebra puzzles by the million: made on all cores, kept in compact arrays, turned into ids when needed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["CHUNK", "VERSION", "Puzzles", "Sizes", "kernels", "make"]
 
 VERSION = 1  # of the generator: another number, other puzzles
 CHUNK = 256  # puzzles per random stream; another value gives other data
-_AT_ONCE = 1 << 16  # puzzles whose ids are worked out together
+_AT_ONCE = 1 << 16  # puzzles that are turned into ids together, to bound the memory of intermediate arrays
 
 Bytes = NDArray[np.uint8]
 _Cells = NDArray[np.int64] | slice  # some, in an order
 
 
 class Sizes(NamedTuple):
-    """Of a street: all combinations are equally likely."""
+    """Bounds on the size of a street; all combinations are equally likely."""
 
     min_houses: int
     max_houses: int
@@ -65,8 +65,8 @@ class Puzzles:
         return asdict(self)
 
     def examples(self, by_house: bool, firsts: Sequence[int] = (0, 0, 0)) -> Examples:
-        """As ids. by_house: the target in the order of houses, then of attributes; else in that of deduction
-        firsts: the ids of attribute 0, house 0 and value 0 in it"""
+        """As ids. by_house: whether targets are in the order of houses, then attributes, or else in that of deduction
+        firsts: the ids of attribute 0, house 0 and value 0 in a target"""
         parts = [self[first : first + _AT_ONCE] for first in range(0, len(self), _AT_ONCE)]
         prefix = [part._prefix() for part in parts]
         orders = [part._order(by_house) for part in parts]
@@ -75,7 +75,7 @@ class Puzzles:
         return Examples(*_joined(prefix), *_joined(target), _joined(solving_order)[0])
 
     def _prefix(self) -> tuple[Bytes, NDArray[np.int32]]:
-        """The words of all clues, one after the other, and how many each puzzle has."""
+        """The words of all clues end to end, and how many each puzzle has."""
         kind, *operands = (table[self.clues[:, i]] for i, table in enumerate(_tables()))
         lhs, rhs, end = (np.full_like(kind, TOKENIZER.encode(word)[0]) for word in ("LHS", "RHS", "CLUE_END"))
         words = (kind, lhs, operands[0], rhs, operands[1], operands[2], end)
@@ -86,16 +86,16 @@ class Puzzles:
         return table[real], lengths.astype(np.int32)
 
     def _target(self, order: _Cells, firsts: Sequence[int]) -> tuple[Bytes, NDArray[np.int32]]:
-        """The triples of all solutions, likewise. order: as of `_order`"""
+        """The triples of all solutions end to end, and how many ids each has. order: of cells, see `_order`"""
         value, house = self.cells[:, 0], self.cells[:, 1]
         triples = np.stack([value // SIDE, house, value % SIDE], axis=1) + np.array(firsts, np.uint8)
         return triples[order].ravel(), 3 * self._sizes
 
     def _solving_order(self, order: _Cells) -> tuple[Bytes, NDArray[np.int32]]:
-        """When deduction finds each of these triples, likewise: a number for each of its ids."""
+        """The step at which deduction finds each of these ids, in the same form."""
         first = np.repeat(self._sizes.cumsum() - self._sizes, self._sizes)
-        turn = (np.arange(len(self.cells)) - first).astype(np.uint8)
-        return turn[order].repeat(3), 3 * self._sizes
+        step = (np.arange(len(self.cells)) - first).astype(np.uint8)  # cells are stored in the order of deduction
+        return step[order].repeat(3), 3 * self._sizes
 
     @property
     def _sizes(self) -> NDArray[np.int32]:
@@ -103,7 +103,7 @@ class Puzzles:
         return self.heads[:, 0].astype(np.int32) * self.heads[:, 1]
 
     def _order(self, by_house: bool) -> _Cells:
-        """The cells as a target has them."""
+        """The order of cells in a target."""
         if not by_house:
             return slice(None)
         owner = np.repeat(np.arange(len(self)), self._sizes)
@@ -111,7 +111,7 @@ class Puzzles:
 
 
 def _tables() -> tuple[Bytes, Bytes, Bytes, Bytes]:
-    """Kinds and operands to ids, NONE where there is none."""
+    """Lookup tables from kinds and operands to ids, NONE where there is none."""
     kinds = np.array([TOKENIZER.encode(kind) for kind in KINDS], np.uint8)
     operands = np.full((256, 3), NONE, np.uint8)
     for operand in range(HOUSE):
@@ -149,8 +149,10 @@ def kernels() -> ModuleType:
 def make(
     split: int, count: int, seed: int, sizes: Sizes, progress: Callable[[int], None] = lambda done: None
 ) -> Puzzles:
-    """The first `count` puzzles of a split, by index. Every chunk has its own random stream, so a larger count extends
-    a smaller one, whatever the number of cores."""
+    """The first `count` puzzles of a split, given by index.
+
+    Every chunk has a random stream of its own, so a larger count extends a smaller one, whatever the number of cores.
+    """
     draw, splits = kernels().draw, TENTHS.astype(np.uint8)
 
     def chunk(number: int) -> tuple[Bytes, Bytes, Bytes]:
@@ -166,5 +168,5 @@ def make(
             parts.append(part)
             progress(min(count, len(parts) * CHUNK))
     finally:
-        pool.shutdown(cancel_futures=True)  # an interrupt need not wait for all the rest
+        pool.shutdown(cancel_futures=True)  # after an interrupt, do not make the rest first
     return Puzzles(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))

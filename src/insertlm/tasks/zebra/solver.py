@@ -1,4 +1,4 @@
-"""Solving a zebra puzzle as a person would, and saying what is wrong with one that cannot be solved."""
+"""Solve a zebra puzzle by deduction, as a person would, and explain what is wrong with one that has no solution."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Solution = list[tuple[int, int]]  # values, as operands, and their houses, in th
 def solve(street: Street) -> Solution:
     """Refuses clues that contradict each other or leave several solutions.
 
-    Whatever deduction finds comes in its order. Where it finds no more, the first value that is still unknown (by
-    attribute, then number) is looked up in the solution, and deduction goes on.
+    Values come in the order in which deduction finds them. If it gets stuck, the first value that is still unknown (by
+    attribute, then number) is looked up in the solution, and deduction goes on from there.
     """
+    # A search settles whether there is exactly one solution; only then does the order of deduction mean anything.
     kernel = kernels()
     size, attributes, clues = street.size, street.attributes, street.clues
     codes = np.array([clue.code for clue in clues], np.uint8).reshape(-1, 4)

@@ -21,10 +21,9 @@ Arrays = dict[str, NDArray[np.uint8]]
 
 
 def stored(name: str, enough: Callable[[Arrays], bool], make: Callable[[], Arrays]) -> Arrays:
-    """The arrays kept under this name if they are `enough`; else new ones, which are kept.
+    """The arrays kept under this name if they are `enough`, or else new ones, which are kept from then on.
 
-    The name must tell all that the arrays depend on. A file that is damaged counts as none, and a folder that cannot be
-    written costs time, not the run.
+    The name must contain everything that the arrays depend on.
     """
     path = cache_folder() / f"{name}.npz"
     found = _read(path)
@@ -33,14 +32,14 @@ def stored(name: str, enough: Callable[[Arrays], bool], make: Callable[[], Array
     arrays = make()
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    with suppress(InsertlmError, OSError):
+    with suppress(InsertlmError, OSError):  # a cache that cannot be written costs time, not the run
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, buffer.getvalue())
     return arrays
 
 
 def _read(path: Path) -> Arrays | None:
-    """Every array has a checksum, so what can be read is what was written."""
+    """None if there is no such file or it is damaged. Every array has a checksum, so what can be read is right."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

@@ -3,24 +3,25 @@
     prefix   left-of LHS c 2 2 RHS c 2 1 CLUE_END  ends LHS c 1 2 RHS CLUE_END  …      (clues, in random order)
     target   a h v  a h v  …                      (attribute a has value v in house h, for every a and h)
 
-clues.py explains the clues. `order: sorted` writes the target by house, then attribute; `solver` in the order in
-which somebody who reads the clues again and again, and rules out what they forbid, comes to know each value's house:
-the order an oracle would choose for a model that writes left to right. All numbers are digits, as published; with
-`own_words` attributes and houses of the target have words of their own, `a2 h0 3`, which can be told apart where some
-of the target is missing.
+clues.py explains the clues. `order: sorted` writes the target by house, then attribute. `solver` writes it in the order
+in which a solver who reads the clues again and again, and rules out what they forbid, deduces each value's house: the
+order an oracle would choose for a model that writes from left to right. All numbers are digits, as published. With
+`own_words` attributes and houses of the target have words of their own, `a2 h0 3`, which can be told apart even if
+some of the target is missing.
 
-A puzzle has one solution, found by such deduction alone, without trying anything out. No clue of it is redundant:
-without any one of them there is more than one solution. Both are checked for every puzzle: the first by deducing, the
-second by a search that tries everything. A puzzle is drawn as true clues of random kinds, each of which tells something
-new, until they determine everything; then clues that deduction can spare are dropped, and what fails the second check
-is drawn again. So all sizes are equally likely. The size is not said, but it is the largest number in the clues.
+A puzzle has one solution, and deduction finds it without trying anything out. No clue is redundant: without any one of
+them there is more than one solution. Both are checked for every puzzle, the first by deduction, the second by a search
+that tries everything. To make a puzzle, true clues of random kinds are drawn, each of which tells something new, until
+they determine everything; then clues that deduction does not need are dropped. What fails the second check is drawn
+again in the same size, so all sizes are equally likely. The size is not stated; it is the largest number in the clues.
 
-The splits are disjoint by construction, as in star.py. A hash of the content assigns a puzzle to its split, and it is
-the same for puzzles that differ in the names of attributes or values, in the order of clues, or in that of sides that a
-clue does not tell apart. So no two splits share a puzzle under any renaming. (Different puzzles may share a hash, which
-does no harm.)
+The splits are disjoint by construction, as in star.py. A hash of the content assigns a puzzle to its split. It is the
+same for puzzles that differ in the names of attributes or values, in the order of clues, or in the order of sides that
+a clue does not tell apart. So no two splits share a puzzle under any renaming. (Different puzzles may share a hash,
+which does no harm.)
 
-The splits of a recipe are kept in the user's cache folder, since large ones take minutes to make; other seeds are not.
+The splits of a recipe are kept in the user's cache folder, since large ones take minutes to make. Those of other seeds
+are not kept.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
         return self.puzzles(split, wanted, seed).examples(self.order == "sorted", self._firsts)
 
     def puzzles(self, split: Split, count: int, seed: int | None = None) -> Puzzles:
-        """What `examples` writes out."""
+        """The puzzles of which `examples` gives the ids."""
         if seed is not None:
             return self._make(split, count, seed)
         sizes = "-".join(map(str, self._sizes))
@@ -122,8 +123,9 @@ class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
     def scores(self, example: Example, written: Sequence[int]) -> Mapping[str, float]:
         """sequence_accuracy: whether the triples written are those of the solution, in any order
 
-        token_accuracy: share of the solution's triples that are among them   clue_accuracy: whether all clues hold
-        where the triples say values live   sequence_accuracy_MxN: the first, for puzzles of M houses and N attributes
+        token_accuracy: share of the solution's triples that are among them
+        clue_accuracy: whether all clues hold if values live where the triples say
+        sequence_accuracy_MxN: as sequence_accuracy, for puzzles of M houses and N attributes
         """
         street = read(TOKENIZER.decode(example.prefix))
         right, found = set(self.triples(example.target)), set(self.triples(written))
@@ -137,7 +139,7 @@ class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
         }
 
     def triples(self, ids: Sequence[int]) -> list[Triple]:
-        """A target as numbers; NONE for a word that is none of those that belong in its place."""
+        """A target as numbers, with NONE for a word that cannot stand in its place."""
 
         def number(word: int, first: int) -> int:
             return word - first if first <= word < first + SIDE else NONE
@@ -162,7 +164,7 @@ class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
 
 
 def table(street: Street, triples: Collection[Triple]) -> str:
-    """A column for every house, a line for every attribute; what is not known, or not one value, shows as it is."""
+    """A column for every house, a line for every attribute. A cell shows all its values, or a dash if it has none."""
     rows = [["house", *map(str, range(street.size))]]
     for attribute in range(street.attributes):
         row = [""]
@@ -175,7 +177,7 @@ def table(street: Street, triples: Collection[Triple]) -> str:
 
 
 def in_threes(values: Sequence[int]) -> list[Triple]:
-    """What belongs to the ids of a target, in threes; a text that breaks off ends in fewer."""
+    """Values that belong to the ids of a target, in threes. The last part of an incomplete text has fewer."""
     return [tuple(values[i : i + 3]) for i in range(0, len(values), 3)]
 
 

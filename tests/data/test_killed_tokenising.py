@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Iterable, Iterator
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
@@ -20,6 +21,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.files import write_durably
 from insertlm.data import sources as reading
 from insertlm.data import store, tokenising
+from insertlm.data.sources import Document
 from insertlm.data.store import Manifest, Options, open_store
 from insertlm.text.subwords import train_bpe
 
@@ -181,6 +183,27 @@ def test_a_removed_cache_is_no_trouble(sources: list[str], whole: dict[str, byte
     folder.rename(cache / "elsewhere")
     process.join(60)
     assert process.exitcode == 0
+    assert stored(cache) == whole
+
+
+def test_a_killed_process_of_the_pool_is_one_line(
+    sources: list[str], whole: dict[str, bytes], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it left is made by the next start."""
+    plain = tokenising._chunks
+
+    def killing(documents: Iterable[Document]) -> Iterator[list[Document]]:
+        for chunk in plain(documents):
+            yield chunk
+            for worker in active_children():
+                worker.kill()
+
+    with monkeypatch.context() as deadly:
+        deadly.setattr(tokenising, "process_count", lambda: 2)
+        deadly.setattr(tokenising, "_chunks", killing)
+        with pytest.raises(InsertlmError, match="a process that tokenises was killed; is there enough memory"):
+            open_store(sources, TOKENIZER, OPTIONS)
+    open_store(sources, TOKENIZER, OPTIONS)
     assert stored(cache) == whole
 
 

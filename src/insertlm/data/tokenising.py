@@ -58,8 +58,8 @@ Longer = Literal["truncate", "skip"]
 
 NAMED = 5  # bad lines that are named, of all that are counted
 _CHUNK = 1 << 20  # bytes of documents that are encoded at a time
-_ALONE = 4  # chunks of a corpus for which starting processes is not worth it
-_PAUSE = 0.2  # seconds between looks at what other processes are doing, when there is nothing else to do
+_ALONE = 4  # for a corpus of fewer chunks, starting processes takes longer than encoding
+_PAUSE = 0.2  # seconds between looks, while other processes make the last pieces
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -291,7 +291,7 @@ class PieceFolder:
 
 
 class _UnderWay(NamedTuple):
-    """A piece that has been read. lines, place, over: as in Reader"""
+    """A piece that has been read and is being encoded. lines, place, over: what the reader said behind it"""
 
     part: int
     number: int
@@ -324,6 +324,8 @@ def _progress(total: int | None) -> AbstractContextManager[Callable[[int], None]
 
 
 class _Work:
+    """encode: starts to encode a chunk   show: takes how far all processes are"""
+
     def __init__(
         self, sources: Sequence[TextSource], folder: PieceFolder, encode: Encode, show: Callable[[int], None]
     ) -> None:
@@ -335,6 +337,7 @@ class _Work:
             waiting, made = deque[_UnderWay](), 0
             for piece in self._read():
                 waiting.append(piece)
+                # Reading goes on meanwhile, so that the pool has work at the end of a piece, too.
                 while waiting and all(chunk.done() for chunk in waiting[0].chunks):
                     self._write(waiting.popleft())
                 made += 1
@@ -345,8 +348,9 @@ class _Work:
 
     def _read(self) -> Iterator[_UnderWay]:
         """Claim and read all pieces that can be had."""
-        rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-        first = rank * len(self.parts) // world  # so that few processes read the same part
+        # Each process begins with another part, since two at the same part both have to read (or unpack) all of it.
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        first = rank * len(self.parts) // world
         for index in [*range(first, len(self.parts)), *range(first)]:
             source, part = self.parts[index]
             number = self._claim(index, 0)
@@ -359,7 +363,11 @@ class _Work:
                     number = None if reader.over else self._claim(index, number + 1)
 
     def _claim(self, part: int, number: int) -> int | None:
-        """The next piece, from this one on, that is neither there nor being made; None at the end of the part."""
+        """The next piece, from this one on, that is neither there nor being made; None if the part is known to end.
+
+        While its last piece is being made nobody else knows where a part ends. Whoever then claims a piece behind it
+        finds no text and writes an empty piece, which does no harm.
+        """
         found = self._look()
         while True:
             if piece := found.get((part, number)):
@@ -380,16 +388,13 @@ class _Work:
 
     def _is_done(self) -> bool:
         found = self._look()
-
-        def is_complete(part: int) -> bool:
+        for part in range(len(self.parts)):
             number = 0
-            while piece := found.get((part, number)):
-                if piece.over:
-                    return True
+            while (part, number) in found and not found[part, number].over:
                 number += 1
-            return False
-
-        return all(map(is_complete, range(len(self.parts))))
+            if (part, number) not in found:
+                return False
+        return True
 
     def _look(self) -> dict[tuple[int, int], _Found]:
         """What is there by now, which the progress bar shows too."""
@@ -405,7 +410,7 @@ def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
     chunk, size = list[Document](), 0
     for document in documents:
         chunk.append(document)
-        size += max(1, len(document.data))  # so that empty rows of a data set end a chunk, too
+        size += max(1, len(document.data))  # a row of a data set may be empty, and a million of them is a chunk
         if size >= _CHUNK:
             yield chunk
             chunk, size = [], 0

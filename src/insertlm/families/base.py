@@ -63,6 +63,7 @@ class Rows:
 
     def repeated(self, times: int) -> Rows:
         """Each example `times` times, its copies side by side."""
+        # Without a copy where there is nothing to repeat, as in the paper's method.
         return self if times == 1 else self._each(lambda part: part.repeat_interleave(times, 0))
 
     def select(self, index: Tensor) -> Rows:

@@ -108,6 +108,7 @@ class IT(Family):
         mass, end: [S] log-sum-exp of a slot's logits, and the logit of <eos>   deleted: [B, L] bool
         score: [B, L] logit of every target token in its slot
         """
+        # Each missing token weighs 1 / (tokens missing in its slot), so every slot counts once, and every example too.
         count, cells = slots.packing.lengths, slots.packing.where
         surprise = (mass.index_select(0, slots.of.flatten()).view_as(score) - score) * deleted
         token_loss = (surprise / slots.missing[slots.of].clamp(min=1)).sum(1) / count

@@ -177,7 +177,8 @@ class MDM(Family):
         self.unembedding = self.backbone.unembedding()
         if not model.tied:
             nn.init.zeros_(self.unembedding.weight)
-        words = torch.tensor([*tokenizer.writable, self.specials.pad])  # what a cell can hold
+        # The softmax is over what a cell can hold, in an order of its own; targets are looked up in `place_of`.
+        words = torch.tensor([*tokenizer.writable, self.specials.pad])
         place_of = torch.zeros(tokenizer.size, dtype=torch.int64).scatter(0, words, torch.arange(len(words)))
         self.register_buffer("words", words, persistent=False)
         self.register_buffer("place_of", place_of, persistent=False)  # where a token is among them
@@ -188,7 +189,7 @@ class MDM(Family):
         attention = PackedAttention(x.packing.segments)
         positions = x.packing.pack(x.place)
         hidden = self.backbone(x.tokens, positions, attention, keys=keys, wanted=wanted, condition=condition)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False):  # heads run in float32
             normed: Tensor = self.norm(hidden, (condition[0], x.owner.index_select(0, wanted)))
         return normed
 
@@ -224,7 +225,7 @@ class MDM(Family):
         masked = mask_cells(time, cells, noise)
         if not self.config.stretch:
             return time, masked
-        length = (rows.target != self.specials.pad).sum(1)
+        length = (rows.target != self.specials.pad).sum(1)  # stretches lie in the text, not in the padding behind it
         one = stretch(length, randint(length, *noise, _SIZE) + 1, cells, *noise, _FIRST)
         share = (one.sum(1) / cells).clamp(min=_LEAST_TIME)
         stretched = chance(self.config.stretch, *noise, _STRETCHED)

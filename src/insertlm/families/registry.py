@@ -9,6 +9,7 @@ from insertlm.families.mdm import MdmConfig
 
 __all__ = ["DEFAULT", "AnyFamily"]
 
+# The `name` in a recipe, which is the tag of each, decides which of these the section is read as.
 AnyFamily = IlmConfig | ArmConfig | MdmConfig | ItConfig
 
 DEFAULT = IlmConfig()  # of a recipe that has no section `family`

@@ -29,7 +29,7 @@ from insertlm.text.sentences import sentences
 __all__ = ["KINDS", "Blanked", "make_set", "read_set"]
 
 Range = tuple[int, int]
-_SHARE, _SEGMENTS = 0.2, 5
+_SHARE, _SEGMENTS = 0.2, 5  # of the words that are removed; most segments
 _WORD = re.compile(r"\S+")
 
 
@@ -59,21 +59,21 @@ def make_set(texts: Iterable[str], kind: str, count: int | None, seed: int) -> l
     everything = list(texts)
     order = np.random.default_rng(seed).permutation(len(everything)).tolist()
     found: dict[int, Blanked] = {}
-    for number in order:
+    for number in order:  # at random, so that a set is not just the beginning of the file
         if len(found) == count:
             break
         if blanks := KINDS[kind](everything[number], np.random.default_rng((seed, number))):
             found[number] = Blanked.of(everything[number], blanks)
     if len(found) < (count or 1):
         raise InsertlmError(f"{len(found):,} of {len(everything):,} texts are long enough; expected {count or 1:,}")
-    return [found[number] for number in sorted(found)]
+    return [found[number] for number in sorted(found)]  # in the order of the file
 
 
 def read_set(path: Path, count: int | None = None) -> list[Blanked]:
     """A set as `insertlm data infilling` writes it."""
     examples = []
     for number, record in enumerate(read_records(path, count), start=1):
-        example = _example(record)
+        example = _example(record)  # pieces that do not make up the text would give wrong places of the blanks
         if example is None:
             raise InsertlmError(f"{path}, line {number}: expected pieces and removed segments that make up the text")
         examples.append(example)
@@ -105,7 +105,8 @@ def _several(text: str, rng: np.random.Generator) -> list[Range]:
         return []
     count = max(2, round(_SHARE * len(words)))
     segments = int(rng.integers(2, min(count, _SEGMENTS) + 1))
-    # Cuts between the words to be removed make the segments; each goes before another of the words left, or to the end.
+    # Cuts between the removed words make the segments. Each segment stands before a different one of the words that are
+    # left, or at the end, so two segments never touch.
     cuts = [0, *sorted(1 + rng.choice(count - 1, segments - 1, replace=False)), count]
     before = sorted(rng.choice(len(words) - count + 1, segments, replace=False))
     ranges = [(left + first, left + last - 1) for left, (first, last) in zip(before, pairwise(cuts), strict=True)]
@@ -117,7 +118,7 @@ def _middle(text: str, _: np.random.Generator) -> list[Range]:
     if len(found) < 3:
         return []
     first, last = found[len(found) // 2]
-    inner = text[first:last]
+    inner = text[first:last]  # white space around the sentence stays in the text
     return [(first + len(inner) - len(inner.lstrip()), last - len(inner) + len(inner.rstrip()))]
 
 

@@ -12,8 +12,10 @@ from insertlm.tasks.zebra.task import Zebra
 
 __all__ = ["PRESETS", "AnyTask", "preset"]
 
+# The `name` in a recipe, which is the tag of each, decides which of these the section is read as.
 AnyTask = Star | Zebra | Text
 
+# Built when this module is imported, so that a preset that is no valid task fails in every test.
 _PRESETS: dict[str, Task] = {name: kind(**keys) for kind in get_args(AnyTask) for name, keys in kind.presets.items()}
 # As a recipe would write them out: the keys of the section `task`.
 PRESETS: dict[str, dict[str, Any]] = {name: {"name": task.tag, **task.presets[name]} for name, task in _PRESETS.items()}

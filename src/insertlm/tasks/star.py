@@ -101,7 +101,7 @@ class Star(Task, frozen=True, kw_only=True, tag="star"):
 
     @property
     def tokenizer(self) -> WordTokenizer:
-        return WordTokenizer(tuple(map(str, range(self.nodes))), reserved=2)
+        return WordTokenizer(tuple(map(str, range(self.nodes))), reserved=2)  # the published size
 
     def examples(self, split: Split, count: int | None = None, seed: int | None = None) -> Examples:
         wanted = getattr(self, split) if count is None else count
@@ -130,6 +130,7 @@ class Star(Task, frozen=True, kw_only=True, tag="star"):
 
     def parse_prompt(self, text: str) -> list[int]:
         """Edges as `a>b`, `a→b` or `a b`, then source and goal, set off with `:` or `|` or not at all."""
+        # Separators mean nothing: edges come in pairs, and the last pair is source and goal.
         words = SEPARATORS.sub(" ", text).split()
         known = {str(node): node for node in range(self.nodes)}
         for place, word in enumerate(words, start=1):

@@ -103,6 +103,7 @@ class Text(Task, frozen=True, kw_only=True, tag="text"):
         return {_TOKENIZER: self.tokenizer.json.encode()}
 
     def fits_files(self, folder: Path) -> bool:
+        # Both as this version of the library writes them: the file may be of another one, with the same meaning.
         copy = folder / _TOKENIZER
         return copy.is_file() and load_tokenizer(str(copy)).fingerprint == self.tokenizer.fingerprint
 
@@ -131,6 +132,7 @@ class Text(Task, frozen=True, kw_only=True, tag="text"):
         if split != "train" and own:
             shares: tuple[tuple[str, float], ...] = ((split, 1.0),)
         else:
+            # All splits of one store, so that the shares of a split do not overlap with those of another.
             own, drawn = self._sources("train"), self._drawn
             shares = (("train", 1 - len(drawn) * self.share), *((other, self.share) for other in drawn))
         options = Options(self.block, self.documents, self.detokenise, self.longer, self.excerpts, shares)
@@ -164,6 +166,7 @@ def _names(sources: Sources) -> Sources:
     return sources if sources.startswith("hub:") else Path(sources).name
 
 
+# A run asks for the same stores again and again, at every validation for one.
 @lru_cache(maxsize=8)
 def _open(sources: Sequence[str], vocabulary: str, options: Options) -> dict[str, Store]:
     if not sources:

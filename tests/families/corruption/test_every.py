@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from insertlm.families.base import Noise, Rows
 from insertlm.families.corruption.base import Corruption
@@ -67,6 +68,21 @@ def test_what_is_deleted_depends_on_the_example_and_its_noise_alone(corruption: 
     deleted = corruption.deleted(texts, noise())
     assert torch.equal(corruption.deleted(texts.select(some), part), deleted[some])
     assert not torch.equal(corruption.deleted(texts, noise(seed=1)), deleted)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("corruption", EVERY)
+def test_with_a_capacity_nothing_is_asked_of_the_device_and_shapes_are_static(corruption: Corruption) -> None:
+    """So a step can be captured. Without torch.compile's code generator, which is slow."""
+
+    def packed(epoch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = corrupt(texts, Noise(0, noise().example, epoch), 2 * COUNT * (WIDTH + 6), corruption, times=2)
+        return x.tokens, x.dropout, x.wanted
+
+    texts, epoch = rows(), noise().epoch
+    traced = torch.compile(packed, backend="aot_eager", fullgraph=True)
+    for found, expected in zip(traced(epoch), packed(epoch), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_a_solver_needs_to_be_there() -> None:

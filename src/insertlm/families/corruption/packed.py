@@ -85,6 +85,7 @@ def corrupt(
         hash32(noise.seed, example[:, None], epoch[:, None], DROPOUT, position)
         for example, epoch, position in ((noise.example, noise.epoch * times, ahead), (*each[1:], place))
     ]
+    # Special tokens and target of each example, as often as it is corrupted; `packing` picks what survives of each.
     specials = rows.given.gather(1, prefix[:, None] + torch.arange(2, device=prefix.device))
     back = torch.cat([specials, rows.target], 1).repeat(1, times)
     number = torch.arange(1, times + 1, device=prefix.device).repeat_interleave(survive.shape[1])

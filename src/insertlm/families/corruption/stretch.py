@@ -26,6 +26,7 @@ class Stretch(Corruption):
         return randint(self._size(length, noise) + 1, *noise, COUNT)
 
     def deleted(self, rows: Rows, noise: Noise) -> Tensor:
+        # The same draw as in `count`, for it is the same stream: so n never exceeds the stretch.
         size = self._size(rows.target_length, noise)
         candidates = stretch(rows.target_length, size, rows.target.shape[1], *noise, FIRST)
         return first_ones(self.order(rows, noise), candidates, self.count(rows.target_length, noise))

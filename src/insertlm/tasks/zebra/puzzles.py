@@ -79,7 +79,7 @@ class Puzzles:
         kind, *operands = (table[self.clues[:, i]] for i, table in enumerate(_tables()))
         lhs, rhs, end = (np.full_like(kind, TOKENIZER.encode(word)[0]) for word in ("LHS", "RHS", "CLUE_END"))
         words = (kind, lhs, operands[0], rhs, operands[1], operands[2], end)
-        table = np.concatenate(words, axis=1)  # [K, 13]
+        table = np.concatenate(words, axis=1)  # [K, 13], all clues with room for three operands
         real = table != NONE
         owner = np.repeat(np.arange(len(self)), self.heads[:, 2])
         lengths = np.bincount(owner, weights=real.sum(axis=1), minlength=len(self))
@@ -126,6 +126,7 @@ def _joined(parts: list[tuple[Bytes, NDArray[np.int32]]]) -> tuple[NDArray[np.in
     if not parts:
         return np.zeros((0, 0), np.int32), np.zeros(0, np.int32)
     lengths = np.concatenate([length for _, length in parts])
+    # Parts are of bytes, and the matrix, four times as large, exists only once.
     matrix = np.full((len(lengths), lengths.max()), TOKENIZER.specials.pad, np.int32)
     first = 0
     for flat, length in parts:

@@ -32,7 +32,7 @@ def solve(street: Street) -> Solution:
     houses, order = np.empty_like(solution), np.empty(HOUSE, np.uint8)
     kernel.everything(houses, size, attributes)
     found: dict[int, int] = {}
-    while True:
+    while True:  # each round begins with all that is known, and adds what deduction finds
         kernel.deduce(codes, -1, houses, size, attributes, order)
         known = [cell for cell in _cells(street) if houses[cell] == solution[cell]]
         for cell in order[: len(known)].tolist():

@@ -91,6 +91,7 @@ class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
         if seed is not None:
             return self._make(split, count, seed)
         sizes = "-".join(map(str, self._sizes))
+        # A file that holds more than is asked for will do, since a smaller count is the beginning of a larger one.
         kept = stored(
             f"zebra-{VERSION}-{sizes}-seed{self.seed}-{split}",
             enough=lambda arrays: len(arrays["heads"]) >= count,
@@ -127,6 +128,7 @@ class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
         clue_accuracy: whether all clues hold if values live where the triples say
         sequence_accuracy_MxN: as sequence_accuracy, for puzzles of M houses and N attributes
         """
+        # Sets: the order of triples does not matter, and a repeated one counts once.
         street = read(TOKENIZER.decode(example.prefix))
         right, found = set(self.triples(example.target)), set(self.triples(written))
         solved = float(right == found)
@@ -157,7 +159,7 @@ class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
         return Sizes(self.min_houses, self.max_houses, self.min_attributes, self.max_attributes)
 
     def _make(self, split: Split, count: int, seed: int) -> Puzzles:
-        from insertlm.core.progress import progress_bar
+        from insertlm.core.progress import progress_bar  # slow to import, and seldom needed
 
         with progress_bar("making puzzles", count) as advance:
             return make(SPLITS.index(split), count, seed, self._sizes, advance)

@@ -1,4 +1,4 @@
-"""The network: transformer, attention façade and its kernels, caches, CUDA graphs, losses.
+"""The network: its description, the transformer, attention with its backends and caches, kernels, losses, adapters.
 
-May import core. Knows ids, positions and what a row may see; no batches of text, no tasks.
+May import core. Works on token ids, positions and what each row may see; knows neither texts nor tasks.
 """

@@ -30,8 +30,8 @@ __all__ = [
     "choose_backend",
 ]
 
-_SHORT = 1100  # most rows of segments for which our own kernel is the faster one, measured on stories of 205 tokens
-_HEAD_DIMS = (16, 32, 64)  # that it can
+_SHORT = 1100  # segments of up to so many rows are faster with our own kernel, measured on stories of 205 tokens
+_HEAD_DIMS = (16, 32, 64)  # sizes of heads that it supports
 
 
 class Attention(Protocol):
@@ -54,12 +54,12 @@ class PackedAttention:
     """Row i sees row j if both belong to one segment and whatever is given here allows it:
 
     text: [T] int32. j belongs to i's text, or to text 0, which all texts of a segment share
-    order: [T] int32. j comes no later than i
-    causal: j comes no later than i in memory, as an order of 0, 1, 2 … would say; kernels then skip what is behind
+    order: [T] int32, not negative. j comes no later than i
+    causal: j comes no later than i in memory. An order of 0, 1, 2 … means the same, but is slower
 
-    So a prefix in full view of the rows behind it, which it does not see, is an order of 0 there and 1 elsewhere.
-    Several texts behind one prefix are texts 1, 2, … behind text 0. Tokens that are written one after the other into a
-    given text are rows of order 1, 2, … behind rows of order 0.
+    For example, a prefix that does not see the rows after it has order 0, and these rows have order 1. Several texts
+    after one prefix are texts 1, 2, …, and the prefix is text 0. Tokens written one after the other into a given text
+    have orders 1, 2, …, and the given rows have order 0.
 
     record: if given, receives each layer's (k, v) for `PrefixCache`
     """
@@ -105,7 +105,7 @@ class PackedAttention:
 
 
 def choose_backend(q: Tensor, attention: PackedAttention) -> Backend:
-    """The fastest one that can."""
+    """The fastest backend that supports these rows."""
     if not _on_gpu(q):
         return Backend.SDPA
     ours = q.shape[-1] in _HEAD_DIMS
@@ -127,7 +127,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention: PackedAttention) -> Tenso
     from torch.nn.attention.varlen import varlen_attn
 
     window = (-1, 0 if attention.causal else -1)  # how many keys to the left and to the right; -1 = all
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))  # torch 2.11's wants as many heads
+    # torch 2.11's takes as many heads of keys as of queries.
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     cu, longest = segments.cu, segments.longest
     out = varlen_attn(q, k, v, cu, cu, longest, longest, window_size=window)
     assert isinstance(out, Tensor)
@@ -135,7 +136,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention: PackedAttention) -> Tenso
 
 
 def _on_gpu(q: Tensor) -> bool:
-    """Whether kernels take it."""
+    """Whether the kernels support this device and precision."""
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -177,10 +178,10 @@ def attention_over(
 
 @dataclass(frozen=True, eq=False)
 class PrefixCache:
-    """Keys and values of rows computed earlier, at least one in every sequence.
+    """Keys and values of rows computed earlier, at least one row in every sequence.
 
-    layers: per layer (k, v), each [S, C, key heads, D]: a sequence's cached rows, then room for current ones
-    length: [S] int32, cached rows   longest: no sequence has more
+    layers: (k, v) of each layer, each [S, C, key heads, D]: the cached rows of a sequence, then room for current ones
+    length: [S] int32, cached rows of each sequence   longest: the most of them
     """
 
     layers: list[tuple[Tensor, Tensor]]
@@ -194,12 +195,12 @@ class PrefixCache:
         return cls([(k, v) for k, v in layers], segments.lengths, segments.longest)
 
     def select(self, chosen: Tensor) -> PrefixCache:
-        """Only these sequences; chosen: [S'] indices"""
+        """Only these sequences. chosen: [S'] indices"""
         layers = [(k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.layers]
         return PrefixCache(layers, self.length.index_select(0, chosen), self.longest)
 
     def join(self, other: PrefixCache, room: int) -> PrefixCache:
-        """The sequences of both; room: the most other rows one will have"""
+        """The sequences of both. room: the most other rows that a sequence will have"""
         longest = max(self.longest, other.longest)
         layers = [
             (_stack(k, their_k, longest + room), _stack(v, their_v, longest + room))
@@ -209,16 +210,16 @@ class PrefixCache:
 
 
 def _stack(mine: Tensor, theirs: Tensor, cells: int) -> Tensor:
-    """[S, C, key heads, D] and [S', C', …] to [S + S', cells, H, D]"""
+    """[S, C, key heads, D] and [S', C', key heads, D] to [S + S', cells, key heads, D]"""
     return torch.cat([F.pad(part, (0, 0, 0, 0, 0, cells - part.shape[1])) for part in (mine, theirs)])
 
 
 @dataclass(frozen=True, eq=False)
 class FewAttention:
-    """Like CachedAttention, for a GPU and as many current rows in every sequence, of which some may be spare; the cache
-    stays as it is. The flash kernel would work on 128 queries at a time, and most of them would be empty.
+    """Like CachedAttention, but for CUDA graphs: every sequence has the same number of current rows, some of them
+    unused, and the cache is not written to. The flash kernel works on 128 queries at a time; most would be empty.
 
-    used: [S] int32, how many rows of each sequence are to be seen, cached and current   rows: current ones of each
+    used: [S] int32, rows of each sequence that are seen, cached and current   rows: current rows of each sequence
     """
 
     cache: PrefixCache
@@ -235,8 +236,8 @@ class FewAttention:
 class CachedAttention:
     """The current rows attend to themselves and to their sequence's cached rows.
 
-    Current keys are written right behind the cached ones of their sequence; no cached row is moved. The next current
-    rows overwrite them, unless the next cache is `kept`.
+    Current keys are written right after the cached ones of their sequence; no cached row is moved. The next current
+    rows overwrite them, unless `kept` becomes the next cache.
     """
 
     cache: PrefixCache
@@ -247,7 +248,7 @@ class CachedAttention:
         for cells, rows in ((keys, k), (values, v)):
             cells.view(-1, *rows.shape[1:]).index_copy_(0, self._places, rows)
         if _on_gpu(q):
-            # What varlen_attn calls; torch 2.11's does not hand on how many keys of each sequence are in use.
+            # varlen_attn calls this, but torch 2.11's cannot pass on how many keys of each sequence are in use.
             used = self.kept.length
             starts = keys.shape[1] * torch.arange(len(used) + 1, dtype=torch.int32, device=q.device)
             sizes = self.segments.longest, self.kept.longest
@@ -260,13 +261,13 @@ class CachedAttention:
 
     @cached_property
     def kept(self) -> PrefixCache:
-        """The cache with the current rows among the cached ones, as soon as all layers have been called."""
+        """The cache including the current rows. Valid once all layers have been called."""
         length = self.cache.length + self.segments.lengths
         return PrefixCache(self.cache.layers, length, self.cache.longest + self.segments.longest)
 
     @cached_property
     def _places(self) -> Tensor:
-        """[T]: where in the cache, its sequences laid end to end, each current row goes."""
+        """[T]: where each current row goes in the cache, with its sequences end to end."""
         sequence, offset = self.segments.cells // self.segments.longest, self.segments.cells % self.segments.longest
         return sequence * self.cache.layers[0][0].shape[1] + self.cache.length[sequence] + offset
 

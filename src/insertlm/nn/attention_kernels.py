@@ -1,9 +1,9 @@
-"""Attention on a GPU where the flash kernels, made for long sequences, would mostly work on nothing.
+"""Attention on a GPU for short sequences, where the tiles of flash kernels would be mostly empty.
 
-- `short_attention`: segments of packed rows, not much longer than a tile of keys. One program has all keys of a tile
-  and its gradient sums; so the gradient takes one kernel, without sums over memory in float32.
+- `short_attention`: segments of packed rows that are not much longer than a tile of keys. One program holds all keys of
+  a tile and sums their gradients, so that backward is one kernel without atomic additions.
 - `few_queries`: the current rows of a text against its cached ones.
-Only imported where there is CUDA. Tests compare them with the plain formula.
+Imported only where there is CUDA. Tests compare them with the plain formula.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor
 
 __all__ = ["few_queries", "short_attention"]
 
-_SPAN = 64  # queries or keys looked at together
-_TILE = 128  # most keys whose gradients one pass sums
+_SPAN = 64  # queries or keys in a tile
+_TILE = 128  # the most keys whose gradients are summed in one pass over the queries
 
 
 @triton.jit
 def _look(q, k, v, place, inside, seen, scale, best, total, mix):  # type: ignore[no-untyped-def]
-    """Some keys more: the largest score, the sum of weights and the weighted sum of values so far.
+    """Take in a tile of keys. Returns the largest score, the sum of weights and the weighted sum of values so far.
 
-    inside: which keys there are   seen: which of them each query sees
+    inside: which keys exist   seen: which of them each query sees
     """
     keys = tl.load(k + place, mask=inside[:, None], other=0.0)
     values = tl.load(v + place, mask=inside[:, None], other=0.0)
     score = tl.where(seen, tl.dot(q, tl.trans(keys)) * scale, float("-inf"))
     top = tl.maximum(best, tl.max(score, 1))
-    level = tl.where(top == float("-inf"), 0.0, top)  # of a query that has seen nothing yet
+    level = tl.where(top == float("-inf"), 0.0, top)  # a query that has seen no key yet; -inf - -inf would be NaN
     weight = tl.exp2(score - level[:, None])
     shrink = tl.exp2(best - level)
     mix = mix * shrink[:, None] + tl.dot(weight.to(values.dtype), values)
@@ -40,7 +40,7 @@ def _look(q, k, v, place, inside, seen, scale, best, total, mix):  # type: ignor
 
 
 def _scale(dim: int) -> float:
-    """Of a score, as an exponent of two."""
+    """The factor of a score, in base two: exp2 is the cheaper instruction."""
     return math.log2(math.e) / math.sqrt(dim)
 
 
@@ -101,7 +101,7 @@ def _short_kernel(  # type: ignore[no-untyped-def]
             place = ((start + key[:, None]) * key_heads + key_head) * dim + d[None, :]
             inside = key < length
             if texts or ordered:
-                needed = True  # else none of the queries sees any of these keys
+                needed = True  # whether some query may see some of these keys
                 seen = inside[None, :]
                 if causal:
                     seen = seen & (key[None, :] <= query[:, None])
@@ -150,8 +150,8 @@ def _short_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PL
     texts: tl.constexpr,
     ordered: tl.constexpr,
 ):
-    """One head of keys of one segment per program: for each tile of keys, all queries of all heads that share it, some
-    at a time."""
+    """One head of keys of one segment per program. For each tile of keys it goes over all queries of all heads that
+    share these keys."""
     segment, key_head = tl.program_id(0), tl.program_id(1)
     start = tl.load(cu + segment).to(tl.int64)
     length = (tl.load(cu + segment + 1) - start).to(tl.int32)
@@ -181,7 +181,7 @@ def _short_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PL
                 if ordered:
                     my_order = tl.load(order + start + query, mask=query < length, other=0)
                     needed = needed & (first_order <= _most(my_order, query < length))
-                if texts or ordered:  # the first tile sets the gradients of all queries
+                if texts or ordered:  # the first tile initialises all gradients of queries
                     needed = needed | (first_key == 0)
                 if needed:
                     inside = (query < length)[:, None]
@@ -202,7 +202,7 @@ def _short_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PL
                     score_grad = (weight * (tl.dot(values, tl.trans(y)) - known[None, :])).to(x.dtype)
                     k_sum += tl.dot(score_grad, x)
                     change = tl.dot(tl.trans(score_grad), keys) * slope
-                    if first_key > 0:  # what an earlier tile has left there
+                    if first_key > 0:  # add to the sum of earlier tiles
                         tl.debug_barrier()
                         change += tl.load(q_grad + here, mask=inside, other=0.0).to(tl.float32)
                     tl.store(q_grad + here, change, mask=inside)
@@ -214,7 +214,7 @@ def _short_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PL
 def _short(
     q: Tensor, k: Tensor, v: Tensor, cu: Tensor, text: Tensor | None, order: Tensor | None, longest: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """What every row mixes, [T, H, D], and the logarithm of the sum of its weights, [T, H] (of base two)."""
+    """The output of every row, [T, H, D], and the logarithm to base two of the sum of its weights, [T, H]."""
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     rows, heads, dim = q.shape
     out, mass = torch.empty_like(q), q.new_empty(rows, heads, dtype=torch.float32)
@@ -347,7 +347,7 @@ def few_queries(
     """
     (texts, cells, key_heads, dim), heads = cache[0].shape, q.shape[1]
     out = torch.empty_like(q)
-    queries = min(_SPAN, max(16, triton.next_power_of_2(rows)))  # a product has sixteen rows at least
+    queries = min(_SPAN, max(16, triton.next_power_of_2(rows)))  # tl.dot needs 16 rows
     grid = (texts, heads, triton.cdiv(rows, queries))
     states = (*cache, cached, used, out)
     sizes = (heads, key_heads, dim, queries, _SPAN)

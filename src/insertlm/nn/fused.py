@@ -1,9 +1,9 @@
-"""Operations of a block, where the compiler's own versions would pass over a GPU's memory more often than need be.
+"""Operations of a block for which torch.compile generates more passes over a GPU's memory than necessary.
 
-- Gradients of biases and norms are sums over all rows. Summed in blocks of rows first, they take half of the time.
-- ReLU joins the product before it, and its gradient is summed for the bias while it is written.
-- The rotation reads q, k and v together and writes them apart; its gradient does the reverse.
-The plain formulas are here too, for CPUs and for shapes that the kernels (kernels.py) do not take.
+- Gradients of biases and norms are sums over all rows. Summing blocks of rows first takes half the time.
+- ReLU is fused into the product before it; its backward computes the bias gradient in the same pass.
+- The rotation reads q, k and v from one tensor and writes three; its backward does the reverse.
+The plain formulas are here too, for CPUs and for shapes that the kernels (kernels.py) do not support.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 
 __all__ = ["ROWS", "layer_norm", "linear", "rms_norm", "rotate", "whole_blocks"]
 
-ROWS = 128  # of a block; buffers of a fixed capacity hold whole blocks
+ROWS = 128  # rows of a block; buffers of a fixed capacity hold whole blocks
 
 
 def whole_blocks(rows: int) -> int:
-    """As many rows, rounded up to whole blocks."""
+    """The number of rows, rounded up to whole blocks."""
     return -(-rows // ROWS) * ROWS
 
 
@@ -44,13 +44,13 @@ def _widened(weight: Tensor | None, x: Tensor) -> Tensor | None:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
     """[T, in] to [T, out], in the precision of autocast if that is on."""
-    if bias is None:  # no sums over rows to save
+    if bias is None:  # the fused backward is about the bias gradient
         out = F.linear(x, weight)
         return out.relu() if relu else out
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():  # decoding does not need the saved tensors of an autograd function
         if relu and x.is_cuda:
             joined: Tensor = _linear_relu(x, weight, bias)
             return joined
@@ -61,8 +61,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
 
 
 def rotate(qkv: Tensor, key_heads: int, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, of which q and k have pairs (i, i + rotary/2) of each head's first dimensions turned by the angles of
-    their positions; the others pass.
+    """Split into q, k and v, and rotate q and k: pairs (i, i + rotary/2) of each head's first dimensions, by the angles
+    of the row's position. The other dimensions stay as they are.
 
     qkv: [T, heads + 2 key_heads, head_dim]   cos, sin: [P, rotary/2] for positions 0 … P-1   positions: [T]
     """
@@ -99,6 +99,7 @@ class _LayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x, weight, bias, mean, scale = ctx.saved_tensors
+        # On a GPU torch's own sums over rows are the slow part, see above.
         wanted = [True, not grad.is_cuda, not grad.is_cuda and bias is not None]
         x_grad, weight_grad, bias_grad = torch.ops.aten.native_layer_norm_backward(
             grad, x, x.shape[1:], mean, scale, weight, bias, wanted
@@ -121,7 +122,7 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        normed = x * scale
+        normed = x * scale  # cheaper to compute again than to keep
         inner = grad * weight
         x_grad = scale * (inner - normed * (inner * normed).mean(1, keepdim=True))
         return x_grad.to(x.dtype), _column_sums(grad * normed).to(weight.dtype), None
@@ -139,6 +140,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight, out = ctx.saved_tensors
+        # The kernel sums whole blocks of rows; captured training steps have no other numbers of rows.
         if ctx.relu and grad.is_cuda and grad.shape[0] % ROWS == 0:
             from insertlm.nn import kernels
 
@@ -151,7 +153,7 @@ class _Linear(torch.autograd.Function):
 
 @torch.library.custom_op("insertlm::linear_relu", mutates_args=())
 def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """An operator of its own, because the compiler would take product and ReLU apart again."""
+    """A custom operator, because the compiler would separate the product from the ReLU again."""
     return torch._addmm_activation(bias, x, weight.T)
 
 

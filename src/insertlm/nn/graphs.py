@@ -1,8 +1,8 @@
 """The backbone over cached prefixes, replayed from CUDA graphs.
 
-A step of cached decoding is a few rows per text and hundreds of small kernels: launched one by one they would keep the
-host busy for longer than the device. So the numbers of texts and of rows are rounded up a little, and for each pair of
-them the whole backbone is captured once. All graphs work on one cache, whose place in memory never changes.
+A step of cached decoding computes a few rows per text with hundreds of small kernels; launching them one by one takes
+the host longer than running them takes the device. So the numbers of texts and rows are rounded up a little, and the
+whole backbone is captured once for each pair of numbers. All graphs share one cache, whose address never changes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from insertlm.nn.transformer import Transformer
 
 __all__ = ["CachedBackbone"]
 
-_TEXTS, _ROWS = 64, 4  # what numbers are rounded up to
+_TEXTS, _ROWS = 64, 4  # numbers are rounded up to multiples of these
 
 
 class _Graph(NamedTuple):
-    """What a graph reads and writes. tokens, positions: [B, N]   prefix, used: [B] int32   hidden: [B*N, d]"""
+    """A graph and its tensors. tokens, positions: [B, N]   prefix, used: [B] int32   hidden: [B*N, d]"""
 
     graph: torch.cuda.CUDAGraph
     tokens: Tensor
@@ -32,7 +32,7 @@ class _Graph(NamedTuple):
 
 
 class CachedBackbone:
-    """Serves one batch at a time. texts: how many at most   cells: the most rows of a prefix"""
+    """Serves one batch at a time. texts: the most texts   cells: the most rows of a prefix"""
 
     def __init__(self, backbone: Transformer, texts: int, cells: int) -> None:
         self.backbone = backbone
@@ -45,29 +45,30 @@ class CachedBackbone:
 
     @staticmethod
     def takes(backbone: Transformer) -> bool:
-        """Whether there are kernels for such heads."""
+        """Whether the kernel for few queries supports the size of its heads."""
         size = backbone.config.head_dim
         return backbone.embedding.weight.is_cuda and size >= 16 and size & (size - 1) == 0
 
     def load(self, cache: PrefixCache) -> None:
-        """Take over cached prefixes."""
+        """Copy cached prefixes into the cache of the graphs."""
         for mine, theirs in zip(self.layers, cache.layers, strict=True):
             for cells, rows in zip(mine, theirs, strict=True):
                 cells[: rows.shape[0], : cache.longest] = rows[:, : cache.longest]
 
     def select(self, chosen: Tensor) -> None:
-        """Only these texts; chosen: [S'] indices, ascending"""
+        """Keep only these texts. chosen: [S] indices, ascending"""
         for cells in (part for layer in self.layers for part in layer):
             cells[: len(chosen)] = cells.index_select(0, chosen)
 
     def run(self, tokens: Tensor, positions: Tensor, prefix: Tensor, used: Tensor) -> Tensor:
-        """Hidden rows behind the cached ones. tokens, positions: [B, N]   prefix, used: [B], how many rows of each text
+        """Hidden rows after the cached ones. tokens, positions: [B, N]   prefix, used: [B], how many rows of each text
         are cached, and how many there are with the current ones. Returns [B, N, d]"""
         texts, rows = tokens.shape
         size = _up(texts, _TEXTS), _up(rows, _ROWS)
         graph = self._graphs.get(size)
         if graph is None:
             graph = self._graphs[size] = self._capture(*size)
+        # Rows beyond these hold what an earlier call left there: nobody reads what comes of them.
         graph.tokens[:texts, :rows] = tokens
         graph.positions[:texts, :rows] = positions
         graph.prefix[:texts] = prefix
@@ -91,7 +92,7 @@ class CachedBackbone:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            run()  # lets libraries and compilers set up
+            run()  # libraries and compilers set themselves up in the first call, which cannot be captured
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):

@@ -1,6 +1,6 @@
-"""Kernels for a GPU, each for a step that the compiler would spread over several passes through memory.
+"""Triton kernels, each for a step that torch.compile would spread over several passes through memory.
 
-Only imported where there is CUDA. What they compute is written plainly in fused.py, and tests compare the two.
+Imported only where there is CUDA. The plain formulas are in fused.py and losses.py; tests compare the two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from insertlm.nn.fused import ROWS
 
 __all__ = ["relu_backward", "rotate", "row_logsumexp", "row_shares"]
 
-_COLUMNS = 128  # of one program
-_WORDS = 2048  # looked at together
+_COLUMNS = 128  # of the matrix, for one program
+_WORDS = 2048  # logits that one program reads at a time
 
 
 # --- Rotation of q and k
@@ -122,7 +122,7 @@ rotate.register_autograd(_differentiate, setup_context=_save)
 def _relu_kernel(  # type: ignore[no-untyped-def]
     grad, out, masked, sums, width, span: tl.constexpr, columns: tl.constexpr, chunk: tl.constexpr
 ):
-    """`span` rows of some columns per program, a chunk at a time."""
+    """`span` rows of `columns` columns per program, `chunk` rows at a time."""
     block = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     inside = (column < width)[None, :]
@@ -157,10 +157,11 @@ def _(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _logsumexp_kernel(logits, out, words, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row per program. Every lane keeps the largest logit it has seen, and a sum relative to that."""
+    """One row per program. Every lane keeps its largest logit so far, and a sum of exponentials relative to it: lanes
+    meet only once, at the end."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
-    best = tl.full([block], -1e30, tl.float32)  # of a lane that has seen nothing: its sum weighs nothing in the end
+    best = tl.full([block], -1e30, tl.float32)  # a lane without logits weighs nothing at the end; -inf would give NaN
     total = tl.zeros([block], tl.float32)
     for first in range(0, words, block):
         x = tl.load(logits + row * width + first + column, mask=first + column < words, other=-1e30)
@@ -173,7 +174,7 @@ def _logsumexp_kernel(logits, out, words, width, block: tl.constexpr):  # type: 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _shares_kernel(logits, lse, weight, out, words, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Some columns of one row per program."""
+    """`block` columns of one row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     x = tl.load(logits + row * width + column, mask=column < words, other=float("-inf"))
@@ -189,7 +190,7 @@ def row_logsumexp(logits: Tensor, words: int) -> Tensor:
 
 
 def row_shares(logits: Tensor, lse: Tensor, weight: Tensor, words: int) -> Tensor:
-    """exp(logits - lse) * weight in bfloat16, 0 behind the first `words` columns. [T, N], [T] and [T] to [T, N]"""
+    """exp(logits - lse) * weight in bf16, and 0 after the first `words` columns. [T, N], [T] and [T] to [T, N]"""
     out = torch.empty_like(logits, dtype=torch.bfloat16)
     grid = (len(logits), triton.cdiv(logits.shape[1], _WORDS))
     _shares_kernel[grid](logits, lse, weight.contiguous(), out, words, logits.shape[1], _WORDS, num_warps=4)

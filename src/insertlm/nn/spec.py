@@ -45,18 +45,18 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     width: Count  # of the residual stream
     heads: Count  # of queries
     hidden: Count  # width of the feed-forward
-    dropout: Share = 0.0  # of what each block adds
+    dropout: Share = 0.0  # of what a block adds to the residual stream
     prefix_lm: bool = False  # prefix rows see the prefix alone, so that decoding computes them once
     max_length: Count = 2048  # positions: the most tokens of a row, given and special ones included
     norm: Literal["layer", "rms"] = "layer"
     norm_epsilon: _Positive = 1e-5
-    final_norm: bool = False  # behind the last block; without it heads read the raw residual stream
+    final_norm: bool = False  # after the last block; without it heads read the raw residual stream
     feed_forward: Literal["relu", "gelu", "swiglu"] = "relu"
     feed_forward_bias: bool = True
     attention_bias: bool = False  # of queries, keys, values and the output
     kv_heads: Index = 0  # of keys and values, each shared by as many heads of queries; 0 = as many as heads
     head_size: Index = 0  # 0 = width / heads
-    rotary_dims: Count = 64  # the most dimensions of a head that positions turn
+    rotary_dims: Count = 64  # the most dimensions of a head that are rotated
     rotary_base: _Positive = 10_000.0
     tied: bool = False  # the unembedding is the embedding
 
@@ -66,7 +66,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         if self.heads % self.key_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads; expected a divisor of heads")
         for key, size in (("head_size", self.head_size), ("rotary_dims", self.rotary_dims)):
-            if size % 2:  # positions turn pairs
+            if size % 2:  # rotations work on pairs
                 raise ValueError(f"{key} is {size}; expected an even number")
 
     @property

@@ -4,11 +4,9 @@ What it is made of is described by spec.py; the defaults there are the paper's. 
 - pre-norm blocks;
 - rotary positions on the first dimensions of each head, half-split pairs, looked up by the positions given, so a row
   can stand anywhere in memory;
-- queries, keys and values come from one product, and so do the two halves of a SwiGLU: one large product is faster;
 - dropout on what each block adds (not on attention probabilities, see attention.py), drawn from a hash, see noise.py;
-- PyTorch's default initialisation. An embedding that is the unembedding too starts smaller, or the first logits would
-  be as large as the square root of the width.
-The module knows ids, positions and an attention object; not batches, caches, tasks or devices.
+- PyTorch's default initialisation, except that a tied embedding starts smaller.
+The module knows ids, positions and an attention object; it does not know batches, caches, tasks or devices.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from insertlm.nn.spec import ModelConfig
 
 __all__ = ["Block", "Condition", "Rotation", "Transformer", "make_norm", "rotations"]
 
-# What a kind of block may know of each sequence, [B, …], and which sequence each row belongs to, [T].
+# What blocks may depend on besides the rows: something for each sequence, [B, …], and the sequence of each row, [T].
 Condition = tuple[Tensor, Tensor]
 # Cosines and sines of all positions, each [P, rotary/2], and the position of each row, [T].
 Rotation = tuple[Tensor, Tensor, Tensor]
@@ -36,6 +34,7 @@ Rotation = tuple[Tensor, Tensor, Tensor]
 def rotations(config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Cosines and sines of all positions, each [max_length, rotary/2]."""
     dims = min(config.rotary_dims, config.head_dim)
+    # In float64, because the error of a frequency grows with the position.
     frequency = config.rotary_base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
     angle = torch.arange(config.max_length)[:, None] * frequency
     return angle.cos().float(), angle.sin().float()
@@ -72,6 +71,7 @@ class Block(nn.Module):
         self.heads, self.key_heads = config.heads, config.key_heads
         rows = (config.heads + 2 * config.key_heads) * config.head_dim
         self.attention_norm = make_norm(config)
+        # One product for queries, keys and values, and one for both halves of a SwiGLU: large products are faster.
         self.qkv = nn.Linear(width, rows, bias=config.attention_bias)
         self.out = nn.Linear(config.heads * config.head_dim, width, bias=config.attention_bias)
         self.hidden_norm = make_norm(config)
@@ -89,16 +89,16 @@ class Block(nn.Module):
         condition: Condition | None = None,
     ) -> Tensor:
         """x: [T, width]; keys: [T] int32 for dropout, or None; wanted: the rows to return, None for all."""
-        condition = self.heed(condition)
+        condition = self.prepare(condition)
         mixed = attention(self.layer, *self.project(x, rotation, condition))
-        if wanted is not None:
+        if wanted is not None:  # all rows are keys, but from here on no row needs another
             x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
             keys = None if keys is None else keys.index_select(0, wanted)
             condition = None if condition is None else (condition[0], condition[1].index_select(0, wanted))
         return self.update(x, mixed, keys, condition)
 
     def project(self, x: Tensor, rotation: Rotation, condition: Condition | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention mixes: q, [T, heads, head_dim], k and v, [T, key_heads, head_dim]."""
+        """The inputs of attention: q, [T, heads, head_dim], k and v, [T, key_heads, head_dim]."""
         qkv = self.qkv(self.read(x, 0, condition)).view(len(x), self.heads + 2 * self.key_heads, -1)
         return rotate(qkv, self.key_heads, *rotation)
 
@@ -116,33 +116,34 @@ class Block(nn.Module):
 
     @classmethod
     def adopt(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Named weights of a model with blocks of another kind, as a model with these has them; what there is no way
-        for stays as it is."""
+        """Converts the weights of a model with another kind of block, by name. Weights that cannot be converted stay as
+        they are, and loading names them."""
         return dict(weights)
 
-    def heed(self, condition: Condition | None) -> Condition | None:
-        """What this block makes of it, once for all that follows."""
+    def prepare(self, condition: Condition | None) -> Condition | None:
+        """Computes what this block needs of the condition, once for all its steps."""
         return condition
 
     def read(self, x: Tensor, site: int, condition: Condition | None) -> Tensor:
-        """What attention (site 0) and the feed-forward (site 1) read of the residual stream."""
+        """The input of attention (site 0) and of the feed-forward (site 1), from the residual stream."""
         normed: Tensor = (self.attention_norm, self.hidden_norm)[site](x)
         return normed
 
     def add(self, x: Tensor, change: Tensor, site: int, condition: Condition | None) -> Tensor:
-        """How what they give is added to it."""
+        """Adds their output to the residual stream."""
         return x + change
 
     def _dropout(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
         if keys is None or self.drop == 0.0:
             return x
+        # Each of the two places in each layer has a stream of its own.
         keep = keep_mask(keys, self.columns, 2 * self.layer + site, self.drop)
         return torch.where(keep, x / (1.0 - self.drop), 0.0)
 
 
 class Transformer(nn.Module):
-    """recompute: whether a block keeps only its input for the gradient and is computed again there. It takes a third
-    more time and a fraction of the memory."""
+    """recompute: whether a block keeps only its input for backward and computes the rest again there. That takes a
+    third more time and a fraction of the memory."""
 
     cos: Tensor
     sin: Tensor
@@ -153,7 +154,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.recompute = config, False
         self.embedding = nn.Embedding(vocabulary, config.width)
-        if config.tied:
+        if config.tied:  # else the first logits would be as large as the square root of the width
             nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
         self.blocks = nn.ModuleList([block(config, layer) for layer in range(config.layers)])
         self.norm = make_norm(config) if config.final_norm else None
@@ -166,7 +167,7 @@ class Transformer(nn.Module):
         vocabulary, width = self.embedding.weight.shape
         if not self.config.tied:
             return nn.Linear(width, vocabulary, bias=False)
-        tied = nn.Linear(width, vocabulary, bias=False, device="meta")
+        tied = nn.Linear(width, vocabulary, bias=False, device="meta")  # without drawing weights that nobody uses
         tied.weight = self.embedding.weight
         return tied
 
@@ -187,20 +188,21 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.blocks, start=1):
             rest = rotation, attention, keys, wanted if layer == len(self.blocks) else None, condition
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, *rest, use_reentrant=False, preserve_rng_state=False)  # draws are hashes
+                # Dropout is a hash of its keys, so there is no state of a generator to restore.
+                x = checkpoint(block, x, *rest, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x, *rest)
         return x if self.norm is None else self.norm(x)
 
     def autocast(self) -> torch.autocast:
-        """The precision for writing: bfloat16 on a GPU, else that of the weights."""
+        """The precision for decoding: bf16 on a GPU, else that of the weights."""
         weight = next(module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear))
-        halved = weight.is_cuda or weight.dtype == torch.bfloat16
-        return torch.autocast(weight.device.type, torch.bfloat16, enabled=halved)
+        bf16 = weight.is_cuda or weight.dtype == torch.bfloat16
+        return torch.autocast(weight.device.type, torch.bfloat16, enabled=bf16)
 
     def compile_pieces(self) -> None:
-        """Compile what lies between attention calls, once for all blocks and all numbers of rows: for decoding, where
-        rows come and go and a whole compiled network would not pay."""
+        """Compile the parts between attention calls, once for all blocks and numbers of rows. This is for decoding,
+        where the number of rows changes all the time and compiling the whole network would not pay."""
         for block in self.blocks:
             for name in ("project", "update"):
                 setattr(block, name, torch.compile(getattr(block, name), dynamic=True))

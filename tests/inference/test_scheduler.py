@@ -253,3 +253,29 @@ def test_what_cannot_be_decoded_is_refused_and_leaves_no_trace(tiny_ilm: TinyIlm
     assert scheduler.advance() == []
     assert scheduler.submit([], DecodeConfig()) == []
     scheduler.cancel(7)
+
+
+def test_a_scheduler_that_could_begin_nothing_is_refused(tiny_ilm: TinyIlm) -> None:
+    with pytest.raises(InsertlmError, match="expected 1 or more texts at once, got 0"):
+        Scheduler(tiny_ilm(), 0, watched=True)
+
+
+def test_a_text_is_named_the_limit_that_ended_it(tiny_ilm: TinyIlm) -> None:
+    """The same at both paces, and the first of several that are reached at once."""
+    ilm, endless = tiny_ilm(), DecodeConfig(stop_threshold=1.0, max_steps=3)
+    cases = [
+        (Prompt([1]), endless, "max_steps"),
+        (Prompt([1]), replaced(endless, max_tokens=2), "max_tokens"),
+        (Prompt([1]), replaced(endless, max_tokens=3), "max_tokens"),
+        (Prompt([1, 2]), replaced(endless, max_length=6), "max_length"),
+        (Prompt([1], bounds={0: Bounds(0, 1)}), endless, "blanks"),
+        (Prompt([1], open=frozenset()), endless, "blanks"),
+        (Prompt([1]), replaced(endless, stop_threshold=0.0), None),
+    ]
+    for prompt, config, limit in cases:
+        scheduler = Scheduler(ilm, 1, watched=True)
+        scheduler.submit([prompt], config)
+        ended = None
+        while ended is None:
+            [*_, (_, _, ended)] = scheduler.advance()
+        assert [ended.limit, ilm.decode([prompt], config)[0].limit] == [limit, limit]

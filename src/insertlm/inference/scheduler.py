@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import torch
 
+from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes
 from insertlm.inference.engine import Author, exclusively, known, limit_of
 from insertlm.inference.settings import DecodeConfig, Prompt
@@ -69,6 +70,8 @@ class Scheduler:
     """limit: how many texts may run at once. Only one thread may use a scheduler at a time."""
 
     def __init__(self, family: Author, limit: int, *, watched: bool) -> None:
+        if limit < 1:  # nothing would ever begin
+            raise InsertlmError(f"batch_size: expected 1 or more texts at once, got {limit}")
         self.family, self.limit, self.watched = family, limit, watched
         self._waiting: deque[_Text] = deque()
         self._admitted: list[_Text] = []  # running, but before their first step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -120,6 +121,7 @@ class Command:
 
 def _command(arguments: Sequence[str], variables: dict[str, str], said: Path) -> None:
     os.environ.update(variables)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background of a shell
     with said.open("w") as file:
         os.dup2(file.fileno(), 2)
     sys.stderr = os.fdopen(2, "w")

@@ -12,11 +12,13 @@ import msgspec
 import pytest
 import torch
 from running import CPU, logged, quiet, recipe_of
+from safetensors.torch import load_file
 
 import insertlm
 from insertlm.cli.main import main
 from insertlm.core.errors import InsertlmError
-from insertlm.recipe import OptimConfig, build_family
+from insertlm.recipe import OptimConfig, Recipe, build_family
+from insertlm.release import rounded
 from insertlm.storage import checkpoints
 from insertlm.training import loop, validation
 from insertlm.training.loop import train
@@ -208,3 +210,28 @@ def test_what_is_computed_again_changes_nothing(tmp_path: Path) -> None:
     for run, recompute in (("plain", False), ("again", True)):
         assert train(recipe_of(steps=5, validate_every=0, recompute=recompute), tmp_path / run, CPU, quiet())
     assert logged(tmp_path / "plain") == logged(tmp_path / "again")
+
+
+# --- Tied weights
+
+
+def test_a_tied_model_is_trained_saved_continued_loaded_and_released(tmp_path: Path) -> None:
+    """Its words are in every file once, under the name of the embedding."""
+
+    def recipe(steps: int) -> Recipe:
+        plain = recipe_of(steps=steps, validate_every=0)
+        return msgspec.structs.replace(plain, model=msgspec.structs.replace(plain.model, tied=True))
+
+    whole, parts, small = (tmp_path / name for name in ("whole", "parts", "small"))
+    assert train(recipe(8), whole, CPU, quiet())
+    assert train(recipe(4), parts, CPU, quiet())
+    assert train(recipe(8), parts, CPU, quiet())
+    saved = [checkpoints.load(run / "checkpoints" / "step-00000008").tensors for run in (whole, parts)]
+    for part, named in saved[0].items():
+        assert not any("unembedding" in name for name in named)
+        assert all(torch.equal(value, saved[1][part][name]) for name, value in named.items())
+    rounded.main(str(whole), str(small))
+    for folder in (whole, small):
+        family = insertlm.load(folder, "cpu").family
+        assert family.unembedding.weight is family.backbone.embedding.weight  # type: ignore[union-attr]
+    assert "unembedding.weight" not in load_file(small / "model.safetensors")

@@ -64,6 +64,7 @@ def check_writable(path: Path) -> None:
         raise InsertlmError(f"cannot write {path}: it is a folder")
     if _is_special(path):
         return
+    # The folder counts, not the file: a new file is renamed into its place.
     folder = _place(path).parent
     if not folder.is_dir():
         raise InsertlmError(f"cannot write {path}: there is no folder {folder}")

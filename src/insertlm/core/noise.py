@@ -27,6 +27,7 @@ def _mix(x: Tensor) -> Tensor:
 
 def hash32(seed: int, *counters: Tensor | int) -> Tensor:
     """A value in [0, 2^32) for every combination of the counters, which broadcast. Returns int64."""
+    # Both halves of a 64-bit seed count. Every counter is mixed before it is added, so that neighbours lie far apart.
     state: Tensor | int = (seed ^ (seed >> 32)) & _LOW
     for counter in counters:
         state = _mix((state + _GOLDEN + _mix(torch.as_tensor(counter).long() & _LOW)) & _LOW)

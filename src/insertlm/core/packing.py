@@ -90,6 +90,7 @@ class Packing:
 
     def pack(self, matrix: Tensor, fill: int = 0) -> Tensor:
         """The kept cells of a [B, C] matrix as [total]; the tail is `fill`."""
+        # One scatter for all cells, because picking the kept ones would ask the device how many they are.
         buffer = matrix.new_full((self.total + 1,), fill)  # dropped cells all land in the extra last place
         place = torch.where(self.keep, self.where, self.total)
         return buffer.scatter(0, place.flatten(), matrix.flatten())[:-1]

@@ -115,13 +115,16 @@ class Processes:
 
         def ask(number: int, frame: FrameType | None) -> None:
             self._asked = max(self._asked, number)
-            if self.world == 1:  # the second Ctrl-C ends the run at once; torchrun passes on the first one twice
-                signal.signal(signal.SIGINT, before[signal.SIGINT])
+            # A second Ctrl-C ends the run at once; but of the first one, torchrun's workers hear twice.
+            if number == signal.SIGINT and self.world == 1:
+                signal.signal(number, before[signal.SIGINT])
 
         if current_thread() is not main_thread():  # where Python hears no signals
             yield
             return
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        # A shell lets the jobs in its background ignore Ctrl-C, and so they shall.
+        numbers = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, ask) for number in numbers}
         try:
             yield
             if self._asking is not None:  # nobody leaves with a question open
@@ -185,10 +188,12 @@ class Processes:
 @contextmanager
 def joined(device: torch.device) -> Iterator[Processes]:
     """This process among those that torchrun has started, or alone."""
+    # torchrun with one process sets it too. Then there is nobody to wait for.
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes(device)
         return
     processes = _meet(device)
+    # A group of its own: collectives of two threads in one group could meet in another order elsewhere.
     leaving = Event()
     group = dist.new_group(timeout=_PATIENCE, backend="gloo")
     watch = Thread(target=processes.watch, args=(group, leaving), daemon=True)

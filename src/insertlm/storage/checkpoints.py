@@ -286,6 +286,7 @@ def _publish(place: Path, manifest: _Manifest) -> None:
 
 
 def _write_part(path: Path, named: Mapping[str, Tensor]) -> File:
+    # One file for each part: whoever only needs the averaged weights need not read the rest.
     save_file(_storable(named), path)
     # safetensors makes files that only their owner can read; let them be as readable as the folder they are in.
     path.chmod(path.parent.stat().st_mode & 0o666)
@@ -351,9 +352,10 @@ def _read_manifest(path: Path) -> _Manifest:
         raise InsertlmError(f"{path}: no such checkpoint; expected a folder like RUN/checkpoints/step-00000200")
     place = path / _MANIFEST
     try:
+        # The format comes before the rest, which may look different in another one.
         data = place.read_bytes()
         version = msgspec.json.decode(data, type=_Format).format
-        if version != _FORMAT:  # before the rest, which may look different then
+        if version != _FORMAT:
             raise InsertlmError(f"{place}: unknown checkpoint format {version}; expected format {_FORMAT}")
         return msgspec.json.decode(data, type=_Manifest)
     except FileNotFoundError as error:
@@ -386,6 +388,7 @@ def _load_verified(path: Path, expected: File) -> dict[str, Tensor]:
 def _verify(path: Path, expected: File) -> None:
     if not path.is_file():
         raise InsertlmError(f"{path}: missing; expected a file of {expected.size} bytes")
+    # The size first: it is known at once, and tells a copy that stopped halfway from bytes that changed.
     size = path.stat().st_size
     if size != expected.size:
         kind = "truncated" if size < expected.size else "too long"

@@ -90,7 +90,7 @@ class _Run:
         """From the newest checkpoint, or from what a fresh run begins with."""
         newest = checkpoints.latest(self.checkpoints)
         if newest is not None:
-            self.step.load(checkpoints.Parts(newest))
+            self.step.load(checkpoints.Parts(newest))  # any number of processes may have written it
             self.done = checkpoints.step_of(newest)
             best = checkpoints.best(self.checkpoints)
             score = None if best is None else checkpoints.score_of(best)
@@ -116,7 +116,7 @@ class _Run:
                 self.step(self.done)
                 self.done += 1
                 self.progress.update(self.bar, completed=self.done)
-                stopping = self.processes.stopping()
+                stopping = self.processes.stopping()  # all processes stop at the same step, or none
                 saving = stopping or self._due(config.save_every)
                 validating = config.validate_every > 0 and self._due(config.validate_every)
                 # A mean never spans a checkpoint, so that a run that goes on from there repeats it.
@@ -147,12 +147,14 @@ class _Run:
     @contextmanager
     def _off_the_clock(self) -> Iterator[None]:
         """What happens inside does not count as training time."""
+        # Not in a `finally`: after an error nobody reads the clock.
         started = time.monotonic()
         yield
         self.logged_at += time.monotonic() - started
 
     def _log_losses(self) -> None:
         """The means since the last time; an infinite one ends the run."""
+        # This is where the host waits for the device, so a line of the log costs a little.
         count = self.done - self.logged
         values = self.step.ledger.means(count)
         if self.step.ledger.bad is not None:
@@ -167,7 +169,7 @@ class _Run:
         self.logged, self.logged_at = self.done, time.monotonic()
 
     def _what_went_wrong(self, step: int) -> str:
-        self.saver.wait()
+        self.saver.wait()  # the last good checkpoint may be on its way to the disk
         good = checkpoints.latest(self.checkpoints)
         examples = self.order.batches(step, 1)[0][0].tolist()
         listed = ", ".join(map(str, examples[:_LISTED])) + (" …" if len(examples) > _LISTED else "")

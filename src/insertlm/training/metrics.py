@@ -46,6 +46,7 @@ class MetricsLog:
         self._path = path
         with writing(path):
             write_atomically(path, b"" if resume_step is None else _lines_until(path, resume_step))
+            # Unlike the rest of a run folder it grows in place: replacing it at every line would cost too much.
             self._file = path.open("ab")
 
     def write(self, record: Mapping[str, float | int | str]) -> None:

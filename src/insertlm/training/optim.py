@@ -69,6 +69,7 @@ class Optimizer:
             if isinstance(group, _Muon):
                 group.stacked = hidden
         self.learning = [group for group in self.groups if not isinstance(group, _Frozen)]
+        # Without a gradient there would be no norm, and nothing to do.
         if not self.learning:
             raise InsertlmError("optim.rates: every rate is 0; expected parameters that learn")
         self.config = config
@@ -138,6 +139,7 @@ class Optimizer:
     def replaced(self, values: Sequence[Tensor]) -> Iterator[None]:
         """The network holds other weights inside this block."""
         # In place, because captured graphs know the addresses.
+        # Float32 copies, since the network's own may be rounded.
         saved = [weights.clone() for weights in self.weights]
         self._overwrite(values)
         try:

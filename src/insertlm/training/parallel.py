@@ -64,8 +64,10 @@ class ParallelStep(TrainStep, ABC):
             batch = self.source.batch(piece)
             self.source.put(batch)
             self._run(batch)
+        # The only collective of a step: one long sum is faster than many short ones.
         self.processes.sum(self.sums)
         self.optimizer.step(self._gradients(self._tally[1, 0]))
+        # A loss that was over nothing in the whole batch is 0, not 0/0.
         values = self._tally[0] / self._tally[1].clamp(min=1)
         self.ledger.write(dict(zip(self._names, values[: len(self._names)].unbind(), strict=True)))
         self.ema.update(step, last=step + 1 == self.steps)
@@ -87,6 +89,7 @@ class ParallelStep(TrainStep, ABC):
         losses = self._losses(example, epoch, capacity)
         values = {"loss": losses.total.detach(), **losses.parts}
         self._names = list(values)
+        # A mean times what it is over is a sum again.
         over = torch.stack([losses.size(name, len(example)) for name in self._names]).to(self._tally.dtype)
         (losses.total * over[0]).backward()  # type: ignore[no-untyped-call]
         self._tally[:, : len(over)] += torch.stack([torch.stack(list(values.values())) * over, over])

@@ -68,6 +68,7 @@ class RowSource(ABC):
         self._drawn: tuple[int, list[Batch]] = (-1, [])
 
     def batch(self, step: int) -> Batch:
+        # Many steps at once, because a draw for all of them costs hardly more than a draw for one.
         number = step // self.stretch
         if self._drawn[0] != number:
             self._drawn = (number, self._draw(number))
@@ -96,6 +97,7 @@ class RowSource(ABC):
 
     def _batches(self, noise: Noise, visible: Tensor, cells: Tensor | None = None) -> list[Batch]:
         """Cut into steps. noise: [steps * B]   visible: [steps * B]   cells: [steps * B, W]; all on the host"""
+        # The host must have the counts in time, so they are lists; all else goes to the device in one transfer.
         shape = (self.stretch, self.order.batch_size)
         example, epoch = (part.view(shape).to(self.device) for part in (noise.example, noise.epoch))
         counts: list[int] = visible.view(shape).sum(1).tolist()
@@ -111,6 +113,7 @@ class Resident(RowSource):
     def __init__(self, family: Family, rows: Rows, order: Order, device: torch.device) -> None:
         super().__init__(family, order, device)
         self._layout = _Layout(rows)
+        # The host keeps a copy, to compute how many rows a corruption leaves without asking the device.
         self._host = self._layout.pack(rows)
         self._here = self._host.to(device)
 
@@ -142,7 +145,9 @@ class Streamed(RowSource):
         width = self._layout.width
         super().__init__(family, order, device, max(1, min(_STRETCH, _CELLS // (order.batch_size * width))))
         self._corpus = corpus
+        # Made once: a captured graph reads from this address.
         self._buffer = torch.zeros(order.batch_size, width, dtype=torch.int32, device=device)
+        # One thread is enough: it mostly waits for the disk, and the device is slower than the disk.
         self._reader = ThreadPoolExecutor(1, "rows")
         self._ahead: tuple[int, Future[_Read]] | None = None
         self._waited = 0.0

@@ -40,6 +40,7 @@ def claimed(run: Path, recipe: Recipe) -> Iterator[str]:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InsertlmError(f"cannot make the run folder {run}: {reason(error)}") from error
+    # The first process holds the lock for all of its run.
     with locked(run), _removed_unless_begun(run, new):
         newest = checkpoints.latest(run / "checkpoints")
         if newest is None:
@@ -48,6 +49,7 @@ def claimed(run: Path, recipe: Recipe) -> Iterator[str]:
         else:
             note = _check_goes_on(run, recipe, checkpoints.step_of(newest))
         write_atomically(run / "recipe.yaml", to_yaml(recipe).encode())
+        # Nobody else writes here now, so what has a temporary name is a killed run's.
         checkpoints.sweep(run / "checkpoints")
         yield note
 
@@ -97,6 +99,7 @@ def _removed_unless_begun(run: Path, new: bool) -> Iterator[None]:
 def locked(run: Path) -> Iterator[None]:
     """While this process trains in the folder, no other does. The system takes the lock back from a killed one."""
     place = run / ".lock"
+    # A lock of the system goes with its process, however that ends; a file that says "locked" would stay.
     with writing(place):
         file: Any = place.open("wb")
     with file:

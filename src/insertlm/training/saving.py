@@ -41,6 +41,7 @@ class Saver:
     def __init__(self, folder: Path, processes: Processes, keep: int, *, keep_best: bool = False) -> None:
         self.folder, self.processes, self.keep, self.keep_best = folder, processes, keep, keep_best
         self._store = processes.own_store()
+        # Saves follow each other in one thread; a second one would need the memory twice.
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._under_way: Future[None] | None = None
         self._saved = -1
@@ -77,7 +78,8 @@ class Saver:
         finally:
             self._thread.shutdown()
         self.wait()
-        self.processes.gather(None)  # the first has made it visible
+        # Whoever goes on from here may read the checkpoint, so it has to be visible for all.
+        self.processes.gather(None)
 
     def _copy(self, state: State) -> None:
         """To the host."""
@@ -108,6 +110,7 @@ class Saver:
             if each.error:
                 raise InsertlmError(each.error)
             files |= each.files
+        # Only now, with the files of all on the disk: a checkpoint that can be seen is complete.
         if self.processes.first:
             checkpoints.commit(self.folder, step, files, self.keep, score, keep_best=self.keep_best)
 

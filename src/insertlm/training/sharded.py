@@ -36,7 +36,7 @@ class ShardedStep(ParallelStep):
 
     def __init__(self, *what: Any, processes: Processes, **settings: Any) -> None:
         super().__init__(*what, processes=processes, **{**settings, "compiled": False})
-        self._graphs = None
+        self._graphs = None  # FSDP needs its hooks, which a captured graph would not call
 
     def _make_optimizer(self, optim: OptimConfig) -> Optimizer:
         if optim.matrices == "muon":
@@ -120,6 +120,7 @@ class _ShardedOptimizer(Optimizer):
 
     def gradients(self) -> list[Tensor]:
         shards = dict(self._stand_in.named_parameters())
+        # FSDP puts a gradient on the parameter, sharded like it; the optimiser looks for it on the stand-in.
         for name, parameter in self._module.named_parameters():
             shards[name].grad = None if parameter.grad is None else _local(parameter.grad)
         return super().gradients()
@@ -135,6 +136,7 @@ class _ShardedOptimizer(Optimizer):
         torch._foreach_copy_([self._live[name] for name in named], list(named.values()))
 
     def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        # Squares of shards add up to the square of the whole.
         squared = super()._norm(gradients).square()
         self._processes.sum(squared)
         return squared.sqrt()

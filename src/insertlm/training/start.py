@@ -20,6 +20,7 @@ _BY_ID = ("backbone.embedding.weight", "unembedding.weight")  # have a row for e
 
 def begin_with(name: str, step: TrainStep, recipe: Recipe) -> None:
     """Take up the averaged weights of the model of that name; of another family, what both have."""
+    # Ids mean the same for texts only if the tokenizer is the same. Tasks have words, which can be matched.
     folder, task = find(name), recipe.task
     if not task.fits_files(folder):
         raise InsertlmError(f"{name}: has another tokenizer than task.tokenizer")

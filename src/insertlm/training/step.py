@@ -32,6 +32,7 @@ _EAGER_VISITS = 2  # steps before a capacity's graph is captured: libraries and 
 
 def capacity_for(visible: int) -> int:
     """`visible` rounded up to whole blocks of rows, by at most a thirty-second of it or one block."""
+    # A unit that grows with the number keeps the capacities few, and so the graphs.
     unit = max(ROWS, 1 << max(0, visible.bit_length() - 6))
     return -(-visible // unit) * unit
 
@@ -115,10 +116,11 @@ class TrainStep:
         """Go on from a saved state. fresh: parameters that are not in it"""
         for part, state in self.state().items():
             tensors = {name: tensor for name, tensor in state.items() if name.partition("/")[0] not in fresh}
-            whole = saved[part]
+            whole = saved[part]  # read now, so that only one part is in memory at a time
             if odd := sorted(tensors.keys() ^ whole.keys()):
                 raise InsertlmError(f"a checkpoint of another architecture: {odd[0]} is in one of them only")
             for name, tensor in tensors.items():
+                # A copy in place: optimiser, average and network hold parts of the same long tensors.
                 share = self._share(whole[name])
                 if share.shape != tensor.shape:
                     found, expected = tuple(whole[name].shape), tuple(tensor.shape)
@@ -191,10 +193,12 @@ class _Graphs:
 
     def __init__(self, run: Callable[[Tensor, Tensor, int], None], batch_size: int, device: torch.device) -> None:
         self._run = run
+        # A graph reads its input where it was when it was captured, so batches are copied to there.
         self._example = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._epoch = torch.zeros_like(self._example)
         self._visits: dict[int, int] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # One pool for all graphs: only one of them runs at a time, so they may use the same memory.
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 

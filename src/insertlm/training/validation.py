@@ -38,11 +38,14 @@ def validate(family: Family, recipe: Recipe, processes: Processes, *, bf16: bool
     examples = recipe.task.examples("validation")
     if recipe.task.has_answers:
         written = generate(family, _prompts(examples), recipe.decode, _BATCH, processes=processes)
+        # Greedy or not, as the recipe says: the score is about how the model will be used.
         values = accuracy(recipe.task, examples, [text.ids for text in written])
         return Validation(values, values["sequence_accuracy"], f"{values['sequence_accuracy']:.2f} % exact")
+    # No text is the right one, so what remains is how well held-out text is predicted.
     values = mean_losses(family, examples, recipe.train.batch_size, bf16=bf16, processes=processes)
     return Validation(values, -values["loss"], f"loss {values['loss']:.4f}")
 
 
 def _prompts(examples: Examples) -> list[Prompt]:
+    # A seed for each, or a model that samples would make the same draws for all.
     return [Prompt(example.prefix, seed) for seed, example in enumerate(examples)]

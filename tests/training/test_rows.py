@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,6 @@ from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
 from insertlm.tasks.base import Corpus, Examples
 from insertlm.tasks.star import Star
-from insertlm.tasks.zebra.task import Zebra
 from insertlm.training import rows as module
 from insertlm.training.rows import Resident, Streamed
 from insertlm.training.step import TrainStep
@@ -97,9 +97,8 @@ def test_streamed_rows_train_as_resident_ones(config: AnyFamily, monkeypatch: py
 
 def test_streamed_rows_keep_the_order_of_a_solver() -> None:
     """And resident ones are half as wide as what the model reads, which is not changed by it."""
-    puzzles = Zebra(max_houses=3, max_attributes=3, train=40)
-    examples, config = puzzles.examples("train"), IlmConfig(group=3, solver=0.5)
-    family = config.build(ModelConfig(layers=1, width=16, heads=2, hidden=32), puzzles.tokenizer)
+    order_found = np.random.default_rng(1).permuted(np.indices(EXAMPLES.target.shape, np.int32)[1], axis=1)
+    examples, family = replace(EXAMPLES, solving_order=order_found), family_of(IlmConfig(solver=0.5))
     expected, order = family.rows(examples), Order(len(examples), 8, 1)
     assert expected.solving_order is not None
     resident = Resident(family, expected, order, CPU)

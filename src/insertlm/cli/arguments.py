@@ -29,7 +29,7 @@ OVERRIDES = {
     "data": (),
     "data infilling": (),
     "export": (),
-    "lm-eval": (),
+    "lm-eval": (),  # main.py passes its arguments on unread
     "solve": (),
     "serve": (),
     "plot": ("decode",),
@@ -54,6 +54,7 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if not least <= number <= most:
+            # A pasted document should not fill the screen.
             shown = text if len(text) < 40 else f"{text[:39]}…"
             bound = f"at least {least}" if number < least else f"at most {most}"
             raise argparse.ArgumentTypeError(f"expected a whole number of {bound}, got {shown!r}")
@@ -72,6 +73,7 @@ def _folder(text: str) -> Path:
 
 
 def _one_of(*known: str) -> Callable[[str], str]:
+    # Instead of argparse's `choices`, for an error message in the form of all others.
     def parse(text: str) -> str:
         if text not in known:
             raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {text!r}")
@@ -84,7 +86,7 @@ def _sweep(text: str) -> tuple[str, list[str]]:
     key, _, values = text.partition("=")
     if not key or not all(listed := values.split(",")):
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE,VALUE,… such as temperature=0.6,0.8,1, got {text!r}")
-    return key.removeprefix("decode."), listed
+    return key.removeprefix("decode."), listed  # as --sweep decode.temperature=… would be typed, too
 
 
 # --- Parsers

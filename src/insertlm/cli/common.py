@@ -49,6 +49,7 @@ def settings_of(model: Model, args: Namespace) -> DecodeConfig:
 
 def labels_of(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
     """A label for each recipe: the name of its family, and where several recipes share it, the place of the model."""
+    # By recipe, because runs of equal recipes share a label.
     names = {recipe: recipe.family.tag.upper() for recipe in recipes}
     shared = Counter(names.values())
     labels: dict[Recipe, str] = {}
@@ -100,5 +101,6 @@ def shared_work(args: Namespace) -> Iterator[Processes]:
 
 
 def write_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    # Texts stay readable in an editor; the file is UTF-8.
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())

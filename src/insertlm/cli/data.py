@@ -51,7 +51,7 @@ def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
         raise InsertlmError("data tokenizer: expected one or more files of text")
     check_writable(out)
     found = texts(map(source_of, files))
-    first = next(found, None)
+    first = next(found, None)  # training on nothing would fail without naming the files
     if first is None:
         line = 'expected a text a line, in .jsonl as {"text": …}'
         raise InsertlmError(f"no usable document in {', '.join(files)}; {line}")

@@ -44,7 +44,7 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
     examples = task.examples(args.split, args.count)
     with progress_bar("evaluating", len(examples)) if processes.first else nullcontext(lambda done: None) as advance:
         scores = evaluate_family(model.family, task, examples, settings, size, advance, processes)
-    if not processes.first:
+    if not processes.first:  # all have the result, one reports it
         return
     if out:  # before printing, which fails if the reader has closed the pipe
         record = _record(scores, model, settings, args)
@@ -56,6 +56,7 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
 
 def _evaluation_name(args: Namespace, settings: DecodeConfig, recipe: Recipe) -> str:
     """With the settings that are not the recipe's, so that checkpoints and ways of writing have a file each."""
+    # Otherwise a second evaluation with other settings would replace the file of the first.
     chosen, usual = msgspec.to_builtins(settings), msgspec.to_builtins(recipe.decode)
     changed = [f"{key}-{value}".lower() for key, value in chosen.items() if value != usual[key]]
     which = [] if args.checkpoint == "last" else [args.checkpoint]

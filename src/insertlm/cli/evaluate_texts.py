@@ -38,6 +38,7 @@ def evaluate_nll(args: Namespace) -> None:
     from insertlm.evaluation.lengths import compare_lengths
     from insertlm.evaluation.nll import summarise
 
+    # Names are checked before any text is read or written: a mistake should not cost minutes.
     evaluator = _evaluator(args)
     out = _out(args, f"{_name(args.source)}-nll-{_plain(evaluator.label)}.json")
     data = read_texts(args.data) if args.data else None
@@ -209,7 +210,7 @@ def _label(args: Namespace) -> str:
 
 def _out(args: Namespace, default: str) -> Path:
     out: Path = args.out or Path(default)
-    if out.suffix != ".json":
+    if out.suffix != ".json":  # the journal's name is derived from it
         raise InsertlmError(f"--out {out}: expected a .json file")
     check_writable(out)
     return out

@@ -21,6 +21,7 @@ def export(args: Namespace) -> None:
     from insertlm.release.folder import export as write
     from insertlm.storage.hub import push
 
+    # Before the model is loaded, or fetched from the Hub.
     if args.folder is not None:
         check_place(args.folder.resolve())
     model = load(args.model, "cpu", checkpoint=args.checkpoint)  # on a GPU weights would be bfloat16

@@ -48,6 +48,7 @@ def _generate(args: Namespace, processes: Processes) -> None:
     if args.json:
         _print_json(model, written, solved)
         return
+    # Without --prompt the answers are known: the list of results comes first, then one sequence in full.
     if solved is not None:
         things = model.recipe.task.things
         print(f"solved {sum(solved)} of {len(solved)} fresh {things} (seed {args.seed}) in {seconds:.1f} s")

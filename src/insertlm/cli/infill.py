@@ -34,6 +34,7 @@ def infill(args: Namespace) -> None:
     _ = request.pieces  # a mistake in the text is reported before the model is loaded
     written = _fill_in([request] * args.samples, args)
     _print(written, args)
+    # On standard error, so that the texts can be piped on.
     for number, infilling in enumerate(written, start=1):
         if (reason := explain(infilling.trajectory, _LIMITS)) is not None:
             print(f"insertlm: text {number}: {reason}", file=sys.stderr)

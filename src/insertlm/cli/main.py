@@ -34,12 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # stays open until we exit
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an arrow that a terminal cannot show is no reason to fail
+    # Every expected failure becomes one line. Other exceptions are mistakes of ours and keep their traceback.
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
+        sys.stdout.flush()  # here rather than at exit, so that a closed pipe is noticed in this `try`
     except InsertlmError as error:
         return _complain(str(error))
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe; the work may be unfinished
+        # Python flushes once more at exit; this keeps it from complaining about the pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
@@ -81,6 +83,7 @@ def _commands() -> list[str]:
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """`evaluate nll FILE` is a command of two words; `evaluate RUN` is not."""
     words = " ".join(arguments[:2])
+    # argparse has no commands of two words, so both words are passed to it as one.
     if len(arguments) < 2 or words not in OVERRIDES:
         try:
             return parser().parse_known_args(arguments)

@@ -72,6 +72,7 @@ def plot_accuracy(args: Namespace) -> None:
 _Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 
+# Files come from users, so their fields are checked; fields that a plot does not need are ignored.
 class _Evaluation(msgspec.Struct):
     """The fields of a record that the plot needs. Older records have no family. sizes: see _by_size"""
 

@@ -34,6 +34,7 @@ def plot_trajectory(args: Namespace) -> None:
     titles = labels_of([model.recipe for model in models], places) if len(models) > 1 else [""]
     asked = [fresh_prompts(model.recipe.task, args.count, args.seed) for model in models]
     sizes = [model.recipe.task.tokenizer.size for model in models]
+    # Panels compare the same prompts, so all models must have the same task and vocabulary.
     for place, (prompts, _), size in zip(places, asked, sizes, strict=True):
         if (prompts, size) != (asked[0][0], sizes[0]):
             raise InsertlmError(f"{place} has another task than {places[0]}; expected models of one task")
@@ -107,7 +108,7 @@ def _joined(logs: Sequence[Sequence[Measure]], *, over_steps: bool) -> tuple[lis
         own = [*steps, last] if over_steps else [seconds / 60 for seconds in training_seconds(log, [*steps, last])]
         places += [end + place for place in own[:-1]]
         shares += [share for _, share in accuracies(log)]
-        end += own[-1]
+        end += own[-1]  # training went on after the last validation
     return places, shares
 
 

@@ -22,6 +22,7 @@ def solve(args: Namespace) -> None:
         raise InsertlmError(f"{args.file}: cannot be read: {reason(error)}") from error
     except UnicodeDecodeError as error:
         raise InsertlmError(f"{args.file}: is not text; expected clues") from error
+    # Both raise an InsertlmError that names what is wrong with the puzzle.
     street = read(text)
     found = solve_street(street)
     triples = [(cell // SIDE, house, cell % SIDE) for cell, house in found]

@@ -25,11 +25,12 @@ def train(args: Namespace) -> None:
         if processes.first:
             print(f"run: {run} on {processes.device}{several}", flush=True)
         finished = train_model(recipe, run, processes, standard_output())
-        if not finished:
+        if not finished:  # a signal asked it to save and stop
             by_hand = processes.stop_signal == signal.SIGINT
             if processes.first:
                 why = "interrupted, all steps are saved" if by_hand else "asked to stop"
                 print(f"insertlm: {why}; run the same command again to go on in {run}", file=sys.stderr)
+            # RESUME tells batch scripts to start the run again; after Ctrl-C nobody wants that.
             raise SystemExit(128 + signal.SIGINT if by_hand else RESUME)
         if processes.first:
             what = "evaluate" if recipe.task.has_answers else "generate"

@@ -62,6 +62,7 @@ def evaluate(
     """Write a text for every example and score it. Sampling depends on the number of the example alone. Several
     processes share the work, and all of them get the result."""
     prompts = [Prompt(example.prefix, number) for number, example in enumerate(examples)]
+    # Only writing is timed; scoring depends on the task and says nothing about the model.
     start = time.perf_counter()
     paths = generate(family, prompts, settings, batch_size, progress, processes)
     written = [trajectory.ids for trajectory in paths]

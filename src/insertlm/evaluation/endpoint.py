@@ -48,7 +48,9 @@ class Endpoint:
 
     def answers(self, questions: Sequence[str]) -> Iterator[tuple[int, str]]:
         key = os.environ.get(KEY_VARIABLE)
+        # Local servers need no key.
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # One client for all threads keeps its connections open from one question to the next.
         with httpx.Client(headers=headers, timeout=self._timeout) as client, ThreadPoolExecutor(self._together) as pool:
             asked = {pool.submit(self._ask, client, question): number for number, question in enumerate(questions)}
             try:
@@ -76,12 +78,12 @@ class Endpoint:
         body = {
             "model": self._model,
             "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
-            "temperature": 0,
+            "temperature": 0,  # greedy, as the local judge, so that a judgement can be repeated
             "max_tokens": MOST_TOKENS,
         }
         problem = ""
         for attempt in range(self._tries):
-            if attempt:
+            if attempt:  # 1, 2, 4 … pauses: a busy server needs time more than it needs requests
                 time.sleep(self._pause * 2 ** (attempt - 1))
             try:
                 response = client.post(self._url, json=body)
@@ -109,7 +111,7 @@ def _content(reply: Any) -> str:
 
 def _reason(response: httpx.Response) -> str:
     """Why the server refuses, in one line."""
-    text = response.text
+    text = response.text  # OpenAI's format has the reason in error.message
     with suppress(ValueError, LookupError, TypeError):  # plain text or JSON of another kind is shown as it is
         text = str(json.loads(text)["error"]["message"])
     text = " ".join(text.split()) or response.reason_phrase

@@ -68,11 +68,12 @@ class Evaluator:
     def score(self, texts: Sequence[str]) -> Iterator[tuple[int, TextScore | None]]:
         """The number of each text with its score, in any order. None: a text without tokens."""
         rows = self._tokenize(texts)
+        # Texts without tokens come first: they need no model pass, and the journal has them if the rest fails.
         yield from ((number, None) for number, row in enumerate(rows) if not row)
         for batch in self._batches(rows):
             nll = self._nll([rows[number] for number in batch])
             for number, losses in zip(batch, nll, strict=True):
-                mean = math.fsum(losses) / len(losses)
+                mean = math.fsum(losses) / len(losses)  # exact, so that long texts lose no digits
                 if not math.isfinite(mean):
                     raise InsertlmError(
                         f"{self.name}: gives a text probability 0 or NaN; expected an evaluator with sound weights"
@@ -90,6 +91,7 @@ class Evaluator:
         """Numbers of texts of similar lengths, as many as their logits fit into `_MOST_LOGITS`."""
         model, _ = self._loaded
         most = max(1, _MOST_LOGITS[self.device.type] // model.get_output_embeddings().weight.shape[0])
+        # Long texts first: if memory does not suffice, that shows at once.
         order = sorted((number for number, row in enumerate(rows) if row), key=lambda number: -len(rows[number]))
         while order:
             size = max(1, most // (1 + min(len(rows[order[0]]), self._room)))
@@ -143,6 +145,7 @@ def model_identity(name: str, place: Path | None) -> str:
     """A key for a model: of a local one its files, of one on the Hub its name."""
     if place is None:
         return key_of("hub", name)
+    # By size and time of change, because hashing gigabytes on every call would take minutes.
     files = [place] if place.is_file() else sorted(place.iterdir())
     kept = [file for file in files if file.suffix in (*_WEIGHTS, ".json")]
     return key_of([(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in kept])
@@ -155,7 +158,7 @@ def load_pretrained(name: str, place: Path | None, device: torch.device, dtype: 
         from transformers.utils import logging as transformers_log
     except ImportError as error:
         raise InsertlmError(_MISSING) from error
-    transformers_log.set_verbosity_error()
+    transformers_log.set_verbosity_error()  # its warnings are about other uses than scoring
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     folder = str(place or name)
     options: dict[str, Any] = {"local_files_only": place is not None or _hub_is_away()}

@@ -62,6 +62,7 @@ def _fingerprint(family: Family) -> str:
 
 def generate_once(generator: TextGenerator, settings: DecodeConfig, count: int, journal: Journal) -> GeneratedTexts:
     """The texts from the journal or, if it does not have them, new ones."""
+    # The settings belong to the key: texts of another temperature are other texts.
     key = key_of("texts", generator.identity, msgspec.to_builtins(settings), count)
     if key not in journal:
         start = time.perf_counter()

@@ -78,6 +78,7 @@ def compare(outputs: Sequence[TextScore | None], others: Sequence[TextScore | No
     nll: list[float] = []
     entropy: list[float] = []
     for number, (ours, other) in enumerate(zip(outputs, others, strict=True), start=1):
+        # A change in percent needs something to compare with.
         if ours is None or other is None or not (other.nll > 0 and other.entropy > 0):
             left_out.append(number)
             continue

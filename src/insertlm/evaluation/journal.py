@@ -47,11 +47,12 @@ class Journal:
         if self._path is None:
             return
         with writing(self._path):
+            # Opened late, so that a command that fails before its first result leaves no file behind.
             if self._file is None:
                 self._file = self._path.open("ab")
                 self._file.truncate(self._end)  # drops a line that a kill cut short
             self._file.write(json.dumps({"key": key, **record}, allow_nan=False).encode() + b"\n")
-            self._file.flush()
+            self._file.flush()  # to the system: that survives our death, though not a power cut
 
     def _read(self, path: Path) -> None:
         """Only the last line can be cut short; it then has no line break."""

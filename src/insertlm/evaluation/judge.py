@@ -61,6 +61,7 @@ def judge_texts(
         for number, text in enumerate(texts)
         if text.strip()
     }
+    # By key, so that equal texts are judged once.
     asked = {key: prompt(texts[number], RUBRICS[name]) for (name, number), key in keys.items() if key not in journal}
     missing = list(asked.items())
     done = len(texts) * len(rubrics) - len(missing)
@@ -102,7 +103,7 @@ class LocalJudge:
         """In batches of similar lengths, the longest first, so that running out of memory shows at once."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         model, tokenizer = load_pretrained(self.name, self._place, self.device, dtype)
-        tokenizer.padding_side = "left"
+        tokenizer.padding_side = "left"  # a causal model continues the last position, which must be a real token
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         order = sorted(range(len(questions)), key=lambda number: -len(questions[number]))
         for first in range(0, len(order), _TOGETHER):

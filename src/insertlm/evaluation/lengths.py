@@ -42,7 +42,7 @@ def describe_lengths(lengths: Sequence[int]) -> Lengths:
 
 def compare_lengths(ours: Sequence[int], theirs: Sequence[int]) -> Difference:
     a, b = np.sort(ours), np.sort(theirs)
-    places = np.union1d(a, b)
+    places = np.union1d(a, b)  # the distribution functions change nowhere else
     below_a, below_b = (np.searchsorted(x, places, side="right") / len(x) for x in (a, b))
     distance = float(np.abs(below_a - below_b).max())
     root = math.sqrt(len(a) * len(b) / (len(a) + len(b)))

@@ -107,6 +107,7 @@ def _of_arm(family: ARM, given: list[int], target: list[int], effort: Effort) ->
     expected = torch.tensor([*target, family.specials.eos], device=family.device)
     score = (hidden * family.unembedding.weight[expected]).sum(-1)
     surprise = slot_logsumexp(hidden, family.unembedding.weight[words]) - score
+    # Decoding chooses among the words only, so the probabilities are normalised over them.
     known = torch.isin(expected, words).all()
     return Estimate(-float(surprise.double().sum()) if known else -math.inf, 0.0, True)
 
@@ -123,6 +124,7 @@ def _of_ilm(family: ILM, given: list[int], target: list[int], effort: Effort) ->
     if not target:  # there is one way to write nothing, so the bound is tight
         return Estimate(end, 0.0, True)
     value, error = _sum_over_states(terms_of, len(target), family.device, effort)
+    # lgamma(L + 1) = log L!, see above
     return Estimate(end + math.lgamma(len(target) + 1) + value, error, False)
 
 
@@ -157,6 +159,7 @@ def _all_states(terms_of: Callable[[Tensor], Tensor], size: int, device: torch.d
     numbers = torch.arange(1, 2**size, device=device)
     states = (numbers[:, None] >> torch.arange(size, device=device)) % 2 == 1
     terms = torch.cat([terms_of(part) for part in torch.split(states, effort.batch_size)]).double()
+    # The term of a state counts as the mean over all states with as many missing tokens.
     shares = torch.tensor([1 / math.comb(size, n) for n in range(size + 1)], dtype=torch.float64, device=device)
     return float((terms * shares[states.sum(1)]).sum())
 
@@ -195,7 +198,7 @@ class _Insertions:
         keep = torch.cat([missing.new_ones(len(missing), self.given), ~missing], 1)
         packing = Packing(keep)
         tokens = packing.pack(self.tokens.expand_as(keep))
-        positions = packing.pack(packing.where - packing.starts[:, None])
+        positions = packing.pack(packing.where - packing.starts[:, None])  # survivors are numbered without gaps
         with family.backbone.autocast():
             hidden = family.backbone(tokens, positions, PackedAttention(packing.segments))
         stop = family.stop(hidden.index_select(0, packing.starts)).log_softmax(-1)

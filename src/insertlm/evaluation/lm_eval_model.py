@@ -95,8 +95,10 @@ class InsertlmLM(LM):  # type: ignore[misc]
         pairs = [self._pair(*request.args) for request in requests]
         written = self._greedy([given for given, _ in pairs], max((len(target) for _, target in pairs), default=0))
         answers = []
+        # The harness asks for the likelihood and for whether greedy writing gives the same continuation.
         for request, (given, target), greedy in zip(requests, pairs, written, strict=True):
             answers.append((self._score(given, target).value, greedy == target))
+            # So that an interrupted run of the harness finds what is done.
             self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
         return answers
 
@@ -140,7 +142,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
     # --- Writing
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        groups: dict[str, list[int]] = {}
+        groups: dict[str, list[int]] = {}  # only requests with the same settings can be written together
         for number, request in enumerate(requests):
             groups.setdefault(repr(request.args[1]), []).append(number)
         answers = [""] * len(requests)
@@ -164,7 +166,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         asked = dict(asked)
         until, sampled = asked.pop("until", None) or [], asked.pop("do_sample", None)
         most = next((asked.pop(name) for name in _MOST_NAMES if name in asked), _MOST_WRITTEN)
-        if asked.get("num_beams") == 1:
+        if asked.get("num_beams") == 1:  # the tasks' way to say "no beam search", which holds here anyway
             del asked["num_beams"]
         changes: dict[str, Any] = {key: asked.pop(key) for key in ("temperature", "top_k", "top_p") if key in asked}
         if sampled is not None:
@@ -179,6 +181,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
 
     def _blank(self, context: str, most: int) -> Request:
         """The context with a blank at its end. If it is too long for the model, its beginning is cut off."""
+        # At least half of the model's length is left to the context.
         room = self.max_length - min(most, self.max_length // 2)
         seen = "".join(" " if is_control(character) else character for character in context)
         ids = self.text_tokenizer.encode(seen)

@@ -28,6 +28,7 @@ def mean_losses(
         chosen = np.arange(first, min(first + batch_size, len(examples)))
         number = torch.from_numpy(chosen)
         rows = family.rows(examples.take(chosen)).to(family.device)
+        # Noise depends on an example's number alone, so neither the batch size nor the number of processes matters.
         noise = Noise(_SEED, number.to(family.device), torch.zeros_like(number, device=family.device))
         with torch.autocast(family.device.type, torch.bfloat16, enabled=bf16):
             losses = family.losses(rows, noise)
@@ -40,4 +41,5 @@ def mean_losses(
         for name, (total, size) in found.items():
             sums[name] += total
             sizes[name] += size
+    # Sums and sizes are added up before dividing, because batches have different numbers of terms.
     return {name: total / max(sizes[name], 1) for name, total in sums.items()}

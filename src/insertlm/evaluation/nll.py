@@ -47,6 +47,7 @@ def score_texts(
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[TextScore | None]:
     """A score for each text, None for an empty one. Texts in the journal are not scored again, equal texts once."""
+    # The key has the evaluator with its BOS, so scores of different evaluators may share a journal.
     keys = [key_of("nll", evaluator.identity, text) for text in texts]
     missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in journal}.items())
     done = len(texts) - len(missing)

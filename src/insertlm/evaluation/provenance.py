@@ -25,7 +25,7 @@ def provenance(device: torch.device) -> dict[str, str | None]:
 
 
 def _hardware(device: torch.device) -> str:
-    if device.type == "cuda":
+    if device.type == "cuda":  # the GPU decides the speed there, the CPU and its threads elsewhere
         return torch.cuda.get_device_name(device)
     return f"{_processor()}, {torch.get_num_threads()} threads"
 

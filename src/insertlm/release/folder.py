@@ -47,6 +47,7 @@ def check_place(folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise InsertlmError(f"cannot write {folder}: it is a file; expected a new folder")
         found = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    # Only a folder with our code in it can be an export; any other file in it belongs to the user.
     strange = found - set(FILES) if _CODE.name in found else found
     if strange:
         raise InsertlmError(
@@ -71,6 +72,7 @@ def export(model: Model, folder: Path, name: str | None = None) -> None:
     try:
         with writing(folder):
             new.mkdir()
+            # The files reach the disk before the rename does, so a power cut leaves no half export either.
             for file, data in _contents(model, name or place.name).items():
                 write_durably(new / file, data)
             sync(new)
@@ -98,7 +100,7 @@ def _contents(model: Model, name: str) -> dict[str, bytes]:
     }
     binary = {"model.safetensors": safetensors.torch.save(weights, metadata={"format": "pt"})}
     contents = {**{key: text.encode() for key, text in written.items()}, **files, **binary}
-    assert contents.keys() == set(FILES)
+    assert contents.keys() == set(FILES)  # else check_place would not recognise its own exports
     return contents
 
 

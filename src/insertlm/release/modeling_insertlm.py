@@ -258,6 +258,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         heads = self._first_words(tokenizer) if given.spaces else None
         writing = _Writing(self, given, needs, rooms, heads, decode, seed, longest)
         complete = writing.run()
+        # The result is joined from the user's own pieces: decoding their ids could change spaces.
         written = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in writing.fills())
         hidden = (" " if gap in given.spaces else "" for gap in given.blanks)
         fills = [fill.removeprefix(space) for fill, space in zip(written, hidden, strict=True)]
@@ -417,6 +418,7 @@ class _Writing:
 
     def run(self) -> bool:
         """Insert until the model stops or a limit is reached. Returns whether the model stopped."""
+        # One pass more than insertions: the last one asks whether the text is complete.
         for step in range(self.decode["max_steps"] + 1):
             tokens = [self.model.config.stop_token_id, *(token.id for token in self.line)]
             [hidden] = self.model.backbone(torch.tensor([tokens], device=self.model.device))
@@ -427,6 +429,7 @@ class _Writing:
             left = min(self.longest - len(tokens), self.decode["max_steps"] - step)
             wanted = self.needs if owed and (done or left <= owed) else self.rooms
             slots = [place for place, token in enumerate(self.line) if token.blank >= 0 and wanted[token.blank]]
+            # The package numbers slots in order of insertion, and ties must fall the same way.
             slots.sort(key=lambda place: self.line[place].number)
             if left <= 0 or not slots or not self._insert(slots, hidden[1:], step):
                 break
@@ -462,6 +465,7 @@ class _Writing:
         decode, width = self.decode, logits.shape[1]
         greedy = decode["temperature"] == 0.0 or decode["top_k"] == 1
         columns = torch.arange(width, device=logits.device)
+        # Noise depends on the number of a slot's token, not on its place, which changes with every insertion.
         among = decode["temperature"], decode["top_k"], decode["top_p"]
         if decode["joint"]:
             pairs = (slots[:, None] * width + columns).flatten()
@@ -491,6 +495,7 @@ def _choose(logits: Tensor, noise: Tensor, temperature: float, top_k: int, top_p
     """An index, drawn by the Gumbel-max trick. logits, noise: [N], the latter uniform on (0, 1)"""
     if temperature == 0.0 or top_k == 1:
         return int(logits.argmax())
+    # Ties at the k-th place all stay, as in the package.
     logits = logits / temperature
     if 0 < top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
@@ -511,6 +516,7 @@ def _uniform(stream: int, *counters: Tensor | int) -> Tensor:
         x = ((x ^ (x >> 13)) * 0xC2B2AE35) & low
         return x ^ (x >> 16)
 
+    # Plain integer arithmetic on int64, so that every device and library version draws the same numbers.
     state: Tensor | int = stream
     for counter in counters:
         state = mix((state + 0x9E3779B9 + mix(torch.as_tensor(counter).long() & low)) & low)

@@ -45,7 +45,7 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        registry.close()
+        registry.close()  # finish the running texts; uvicorn accepts no more connections by now
 
     app = FastAPI(
         title="insertlm",
@@ -56,18 +56,20 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
         redoc_url=None,
         redirect_slashes=False,  # a redirect would lead to any host that the client names in its request
     )
-    app.state.registry = registry
+    app.state.registry = registry  # for `insertlm serve`, which closes it after a second Ctrl-C
     add_handlers(app)
     app.include_router(native_routes(registry))
     app.include_router(other_routes(registry))
     metrics = Metrics(registry.served.values())
     _add_models(app, registry)
     _add_monitoring(app, registry, metrics)
+    # Starlette's plain routes, which stay out of the schema: static files are no part of the API.
     for path, file in _FILES.items():
         app.add_route(path, _file_route(file))
     schema = app.openapi()  # FastAPI keeps it, so no route may be added from here on
     if key is not None:
         _add_key_to(schema)
+    # Only known paths are counted by name. Otherwise a client could make up paths and fill the metrics with them.
     known = {"/", *schema["paths"]}
     app.add_middleware(RequestMiddleware, limits=limits, key=key, metrics=metrics, known=known, open=_OPEN)
     return app
@@ -93,6 +95,7 @@ def _add_monitoring(app: FastAPI, registry: Registry, metrics: Metrics) -> None:
     @app.get("/health", tags=["monitoring"], responses={503: {"description": "It cannot answer requests."}})
     async def health() -> JSONResponse:
         """Whether it can answer requests."""
+        # A load balancer goes by the status alone, so a dead worker must not answer 200.
         well = all(one.worker.alive for one in registry.served.values())
         return JSONResponse({"status": "ok" if well else "unavailable"}, 200 if well else 503)
 

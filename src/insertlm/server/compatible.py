@@ -36,6 +36,7 @@ def other_routes(registry: Registry) -> APIRouter:
         asked = [_between(prompt, body.suffix or "") for prompt in prompts for _ in range(body.n or 1)]
         changes = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_tokens}
         running, drafts = await registry.infill(one, asked, body.seed or 0, changes, request.receive, _streams(one))
+        # As with OpenAI, the n texts of a prompt stand together.
         echoed = [prompt if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
         reply = _CompletionAnswer(answer_head("cmpl", one), [_GrowingFill(draft, stops) for draft in drafts], echoed)
@@ -70,7 +71,7 @@ def other_routes(registry: Registry) -> APIRouter:
 
 def _between(before: str, behind: str) -> InfillRequest:
     """One blank between two texts. With no text on either side the model writes from nothing."""
-    if not before and not behind:
+    if not before and not behind:  # the range of a blank must lie in a text; "___" alone writes from nothing
         return InfillRequest("___")
     return InfillRequest(before + behind, [(len(before), len(before))])
 

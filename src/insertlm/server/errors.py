@@ -25,6 +25,7 @@ __all__ = [
     "refusal_of",
 ]
 
+# OpenAI's types of errors, by status; its clients decide by them what to raise and what to try again.
 _KINDS = {401: "unauthorized", 404: "not_found_error", 429: "overloaded", 503: "overloaded", 504: "timeout"}
 
 
@@ -39,6 +40,7 @@ class RefusedError(Exception):
     def headers(self) -> Mapping[str, str]:
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
+        # OpenAI's client waits this long before it tries again.
         return {"Retry-After": "1"} if self.status in (429, 503) else {}
 
 
@@ -55,9 +57,11 @@ def refusal_of(error: Exception) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, DisconnectedError):
+        # nginx's status for this. Nobody receives it, but the metrics count it.
         return RefusedError(499, "the client has disconnected")
     if isinstance(error, InsertlmError):
         return invalid(str(error))
+    # Any other error is a mistake of ours. Its message may hold paths or texts, so it goes to the log only.
     return RefusedError(500, "something went wrong on the server; its log says what")
 
 
@@ -83,6 +87,7 @@ def add_handlers(app: FastAPI) -> None:
     async def protocol(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         headers = error.headers or {}
+        # Starlette's own messages do not say what to do.
         known = {
             400: "the body cannot be read as JSON; expected UTF-8, not nested too deeply",
             404: "nothing is here; see /docs",

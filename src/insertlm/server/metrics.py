@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics"]
 
+# Upper bounds in seconds, from the answer to a health check to the default limit of a request.
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # or each has a second one, the time of its first count
@@ -62,6 +63,7 @@ class _WorkerMetrics(Collector):
                 "insertlm_cancelled", "Requests whose client disconnected or whose time was over.", labels=["model"]
             ),
         }
+        # No lock: a number that is a step old does no harm, and a scrape must not wait for a step.
         for name, metric in metrics.items():
             for one in self.served:
                 metric.add_metric([one.name], getattr(one.worker, name))

@@ -45,7 +45,7 @@ class RequestMiddleware:
         self._key = None if key is None else _digest(key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # the start and the end of the server
             await self.app(scope, receive, send)
             return
         if scope["method"] == "HEAD":  # answered as GET; uvicorn leaves out the body
@@ -62,7 +62,7 @@ class RequestMiddleware:
 
         try:
             await self._pass(scope, receive, counted)
-        except Exception:
+        except Exception:  # Starlette's outermost middleware answers it with a 500
             status = 500
             raise
         finally:
@@ -89,11 +89,14 @@ class RequestMiddleware:
     async def _read(self, scope: Scope, receive: Receive) -> Receive:
         """Read the whole body unless it is too large; the app then receives it as one message."""
         too_large = RefusedError(413, f"the request has more than {self.limits.bytes} bytes")
+        # A large body is refused by its announced length, before any of it is read. But the length may be missing or
+        # wrong, so bytes are counted as they come, too. ([:20], because Python refuses to parse thousands of digits.)
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self.limits.bytes:
             raise too_large
         body = bytearray()
         try:
+            # A client that sends a byte now and then must not hold its connection and memory for ever.
             async with asyncio.timeout(self.limits.seconds):
                 while True:
                     message = await receive()
@@ -107,6 +110,7 @@ class RequestMiddleware:
         waiting: list[Message] = [{**message, "body": bytes(body)} if message["type"] == "http.request" else message]
 
         async def replay() -> Message:
+            # After the body come the server's own messages; the routes wait for the one that says "disconnect".
             return waiting.pop() if waiting else await receive()
 
         return replay

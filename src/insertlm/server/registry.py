@@ -81,6 +81,7 @@ class Registry:
         for request in requests:
             self._check(request)
         settings = self._settings(one, changes)
+        # In a thread: to tokenise a long text takes milliseconds, in which the event loop would serve nobody.
         drafts = await asyncio.to_thread(one.model.begin_infill, requests, settings, seed)
         running = RunningRequest(one.worker, drafts, settings, watched, self.limits.seconds)
         await while_connected(receive, running.start())

@@ -31,6 +31,7 @@ class RunningRequest:
         self, worker: Worker, drafts: Sequence[Draft[Any]], settings: DecodeConfig, watched: bool, seconds: float
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        # Unbounded: a slow client must not stop the worker, which writes the texts of others, too. A text has a limit.
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._deadline, self._seconds = self._loop.time() + seconds, seconds
         self._worker, self._job = worker, Job(drafts, settings, watched, self._tell)
@@ -39,8 +40,8 @@ class RunningRequest:
         """Submit the job, and wait until its texts are being written."""
         self._worker.submit(self._job)
         try:
-            await self._next()
-        except BaseException:
+            await self._next()  # a refusal comes before the answer starts, so it can still set the status
+        except BaseException:  # a cancelled request must free its place, too
             self.cancel()
             raise
 
@@ -74,6 +75,7 @@ class RunningRequest:
         return message
 
     def _tell(self, message: Message) -> None:
+        # Called in the worker's thread, and asyncio's queues are for the thread of the event loop alone.
         with suppress(RuntimeError):  # the event loop has closed, so nobody waits for this
             self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
@@ -94,6 +96,7 @@ async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
     finally:
         task.cancel()
         leaving.cancel()
+        # Both are awaited, so that no task outlives its request and no exception is reported as never retrieved.
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
@@ -115,8 +118,9 @@ class EventStream(Response):
     def __init__(
         self, running: RunningRequest, events: Callable[[], AsyncGenerator[bytes]], named: bool = True
     ) -> None:
+        # Without X-Accel-Buffering nginx would collect events and send them late.
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        del self.headers["content-length"]  # Starlette has set it to 0, the length of the empty body
         self._running, self._events, self._named = running, events, named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

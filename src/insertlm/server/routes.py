@@ -85,6 +85,7 @@ def native_routes(registry: Registry) -> APIRouter:
         asked = InfillRequest(
             body.text, body.blanks, body.anywhere, body.min_length, body.max_length, body.banned, body.required
         )
+        # The names of these fields are those of the decode section; null leaves the recipe's value.
         changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})
         changes["max_tokens"] = body.max_tokens
         running, [draft] = await registry.infill(one, [asked], body.seed, changes, request.receive)
@@ -126,7 +127,7 @@ async def _answer(
     try:
         return await while_connected(request.receive, _whole(running, head, finish))
     finally:
-        running.cancel()
+        running.cancel()  # does nothing if the job is done
 
 
 async def _whole(

@@ -27,7 +27,7 @@ __all__ = [
     "Usage",
 ]
 
-_MOST = 1_000_000
+_MOST = 1_000_000  # no sensible number is larger; the server's own limits, which are lower, are checked later
 
 
 def _unicode(text: str) -> str:
@@ -38,6 +38,7 @@ def _unicode(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
+# As in the Python API: the i-th sample uses seed + i, which must stay a signed 64-bit number.
 Seed = Annotated[int, Field(ge=0, lt=1 << 62)]
 Length = Annotated[int, Field(ge=0, le=_MOST)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]

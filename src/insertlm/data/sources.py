@@ -101,6 +101,7 @@ def text_of(data: bytes, kind: Kind) -> str:
     try:
         text = data.decode() if kind == "txt" else _LINES.decode(data).text
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        # JSON with a wrong byte in it fails in several ways; the byte is what the user has to mend.
         if data.decode(errors="ignore").encode() != data:
             raise ValueError("invalid UTF-8") from error
         raise ValueError('no "text" in it' if isinstance(error, msgspec.ValidationError) else "broken JSON") from error
@@ -186,6 +187,7 @@ class _FileReader:
             self.lines = 0
             while self._line and not self._begins_piece((piece + 1) * PIECE_BYTES):
                 self.lines += 1
+                # Some editors begin a file with a byte order mark, which is no part of the text.
                 line = self._line if self._start else self._line.removeprefix(codecs.BOM_UTF8)
                 yield Document(self.lines, line.rstrip(b"\r\n"))
                 self._next()
@@ -278,6 +280,7 @@ class _HubReader:
 
     def read(self, piece: int) -> Iterator[Document]:
         first = piece * PIECE_ROWS
+        # The library skips rows by reading them, so once it has begun, going on is never slower than starting anew.
         if self._texts is None:
             self.place, self._texts = first, self._from(first)
         for _ in islice(self._texts, first - self.place):
@@ -293,6 +296,7 @@ class _HubReader:
         with self._hub.asking():
             for batch in rows.iter(batch_size=_BATCH):
                 number = len(next(iter(batch.values())))
+                # A row without a text stays a document, an empty one, so that it is counted as bad and lines agree.
                 for text in batch.get("text") or [None] * number:
                     yield text.encode("utf-8", "replace") if isinstance(text, str) else b""
 

@@ -83,13 +83,12 @@ class Store:
 
     def padded(self, documents: NDArray[np.int64], width: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids [N, width], 0 beyond a document's length, and lengths [N]."""
-        start = self.offsets[documents]
-        length = self.offsets[documents + 1] - start
-        column = np.arange(width)
-        there = column < length[:, None]
-        ids = np.zeros(there.shape, np.int32)
-        ids[there] = self.tokens[(start[:, None] + column)[there]]
-        return ids, length.astype(np.int32)
+        first, last = self.offsets[documents], self.offsets[documents + 1]
+        ids = np.zeros((len(documents), width), np.int32)
+        # A slice per document takes a third of a microsecond; one gather for all by a mask grows with the width.
+        for row, start, end in zip(ids, first.tolist(), last.tolist(), strict=True):
+            row[: end - start] = self.tokens[start:end]
+        return ids, (last - first).astype(np.int32)
 
 
 def open_store(
@@ -115,11 +114,13 @@ def _mapped(place: Path, split: str, manifest: Manifest) -> Store:
     if not manifest.documents[split]:  # nothing cannot be mapped
         return Store(np.empty(0, np.uint16), np.zeros(1, np.int64))
     parts = ("tokens", manifest.dtype, manifest.tokens[split]), ("offsets", "int64", manifest.documents[split] + 1)
+    # A file that was cut, by a full disk or a copy that broke off, would otherwise fail in the middle of training.
     for name, kind, count in parts:
         file, size = place / f"{name}-{split}.bin", count * np.dtype(kind).itemsize
         if not file.is_file() or file.stat().st_size != size:
             raise InsertlmError(f"{file}: expected {size} bytes; remove {place} to have the texts tokenised again")
-    tokens, offsets = (np.memmap(place / f"{name}-{split}.bin", kind, "r") for name, kind, _ in parts)
+    # As plain arrays, which still read from the files: slices of np.memmap take four times as long.
+    tokens, offsets = (np.asarray(np.memmap(place / f"{name}-{split}.bin", kind, "r")) for name, kind, _ in parts)
     return Store(tokens, offsets)
 
 
@@ -194,6 +195,7 @@ def _join(
     if not any(manifest.documents.values()):
         names, remarks = ", ".join(source.name for source in sources), "; ".join(manifest.remarks(options))
         raise InsertlmError(f"{names}: no usable document" + (f": {remarks}" if remarks else "; expected text"))
+    # First the contents, then the manifest, then the name: after a crash, a store that is there is whole.
     for path in staging.iterdir():
         sync(path)
     write_durably(staging / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))

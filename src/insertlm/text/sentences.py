@@ -28,6 +28,7 @@ def excerpt(text: str, share: float) -> str:
     numbers and places are equally likely.
     """
     draws = hashlib.blake2b(text.encode(), digest_size=24, person=b"excerpt").digest()
+    # Three independent numbers, uniform on [0, 1).
     chosen, size, place = (int.from_bytes(draws[k : k + 8], "little") / 2.0**64 for k in (0, 8, 16))
     found = sentences(text) if chosen < share else []
     if len(found) < 2:

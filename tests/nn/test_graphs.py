@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,9 +18,10 @@ PROMPTS = [Prompt([1] * (3 + number % 4), number, start=[2, 3][: number % 3]) fo
 
 
 @cuda
+@pytest.mark.parametrize("shape", [{}, {"heads": 4, "kv_heads": 2, "head_size": 16, "norm": "rms"}], ids=str)
 @torch.inference_mode()
-def test_graphs_and_calls_agree_while_texts_grow_and_leave() -> None:
-    model = ModelConfig(layers=2, width=32, heads=2, hidden=64, prefix_lm=True)
+def test_graphs_and_calls_agree_while_texts_grow_and_leave(shape: dict[str, Any]) -> None:
+    model = ModelConfig(**{"layers": 2, "width": 32, "heads": 2, "hidden": 64, "prefix_lm": True, **shape})
     ilm = prepare(IlmConfig().build(model, WordTokenizer(tuple("0123456"))), torch.device("cuda"))
     settings = DecodeConfig(stop_threshold=1.0, max_steps=9)
     fast, plain = (ilm.writer(PROMPTS, settings, 40) for _ in range(2))

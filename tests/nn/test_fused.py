@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.nn.fused import ROWS, layer_norm, linear, rms_norm, rotate
+from insertlm.nn.fused import ROWS, layer_norm, linear, rms_norm, rotate, swiglu
 
 rows = st.integers(1, 9)
 seeds = st.integers(0, 2**31)
@@ -147,3 +147,27 @@ def test_the_kernel_of_the_rotation(width: int, key_heads: int) -> None:
 def test_relu_joins_the_product_in_writing_too() -> None:
     x, weight, bias = (value.cuda().bfloat16() for value in drawn(0, (70, 64), (96, 64), (96,)))
     torch.testing.assert_close(linear(x, weight, bias, relu=True), relu_linear(x, weight, bias))
+
+
+def plain_swiglu(x: Tensor) -> Tensor:
+    gate, value = x.chunk(2, -1)
+    return gate * torch.sigmoid(gate) * value
+
+
+@given(rows, seeds)
+@settings(max_examples=20)
+def test_swiglu(count: int, seed: int) -> None:
+    x, upstream = drawn(seed, (count, 10), (count, 5))
+    assert_same(swiglu, plain_swiglu, [x], upstream)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("width", [5, 512, 1536])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernels_of_swiglu(width: int, dtype: torch.dtype) -> None:
+    x, upstream = (part.cuda() for part in drawn(3, (300, 2 * width), (300, width)))
+    found = value_and_gradients(swiglu, [x.to(dtype)], upstream.to(dtype))
+    expected = value_and_gradients(plain_swiglu, [x.to(dtype).double()], upstream.to(dtype).double())
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, **tolerance)

@@ -3,6 +3,8 @@
 - Gradients of biases and norms are sums over all rows. Summing blocks of rows first takes half the time.
 - ReLU is fused into the product before it; its backward computes the bias gradient in the same pass.
 - The rotation reads q, k and v from one tensor and writes three; its backward does the reverse.
+- The backward of SwiGLU writes both halves at once. torch.compile joins them with a concatenation that reads everything
+  twice and takes nearly twice the time.
 The plain formulas are here too, for CPUs and for shapes that the kernels (kernels.py) do not support.
 """
 
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["ROWS", "layer_norm", "linear", "rms_norm", "rotate", "whole_blocks"]
+__all__ = ["ROWS", "layer_norm", "linear", "rms_norm", "rotate", "swiglu", "whole_blocks"]
 
 ROWS = 128  # rows of a block; buffers of a fixed capacity hold whole blocks
 
@@ -58,6 +60,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
         return out.relu_() if relu else out
     learning: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return learning
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """The SiLU of the first half of the columns, times the second half. [T, 2N] to [T, N]"""
+    if x.is_cuda:
+        from insertlm.nn import kernels
+
+        gated: Tensor = kernels.swiglu(x)
+        return gated
+    gate, value = x.chunk(2, -1)
+    return F.silu(gate) * value
 
 
 def rotate(qkv: Tensor, key_heads: int, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

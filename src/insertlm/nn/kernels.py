@@ -152,6 +152,75 @@ def _(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(out), out.new_empty(out.shape[0] // ROWS, out.shape[1], dtype=torch.float32)
 
 
+# --- SwiGLU
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _swiglu_kernel(x, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some columns of one row per program. width: of a half"""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, gate * tl.sigmoid(gate) * value, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _swiglu_gradient_kernel(grad, x, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same; both halves of the gradient are written."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
+    given = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    share = tl.sigmoid(gate)
+    tl.store(out + row * 2 * width + column, given * value * share * (1 + gate * (1 - share)), mask=inside)
+    tl.store(out + row * 2 * width + width + column, given * gate * share, mask=inside)
+
+
+_GATED = 512  # columns of a program: 16 bytes of bf16 a thread
+
+
+@torch.library.custom_op("insertlm::swiglu", mutates_args=())
+def swiglu(x: Tensor) -> Tensor:
+    """[T, 2N] to [T, N]"""
+    out = x.new_empty(len(x), x.shape[1] // 2)
+    _swiglu_kernel[(len(x), triton.cdiv(out.shape[1], _GATED))](x.contiguous(), out, out.shape[1], _GATED, num_warps=2)
+    return out
+
+
+@torch.library.custom_op("insertlm::swiglu_backward", mutates_args=())
+def _swiglu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    out, width = torch.empty_like(x), grad.shape[1]
+    grid = (len(x), triton.cdiv(width, _GATED))
+    _swiglu_gradient_kernel[grid](grad.contiguous(), x, out, width, _GATED, num_warps=2)
+    return out
+
+
+@swiglu.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // 2)
+
+
+@_swiglu_backward.register_fake
+def _(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _save_gated(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0].contiguous())
+
+
+def _differentiate_gated(ctx: Any, grad: Tensor) -> Tensor:
+    gradient: Tensor = _swiglu_backward(grad, *ctx.saved_tensors)
+    return gradient
+
+
+swiglu.register_autograd(_differentiate_gated, setup_context=_save_gated)
+
+
 # --- Logits
 
 

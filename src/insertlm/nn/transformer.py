@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from insertlm.core.noise import column_keys, keep_mask
 from insertlm.nn.attention import Attention
-from insertlm.nn.fused import layer_norm, linear, rms_norm, rotate
+from insertlm.nn.fused import layer_norm, linear, rms_norm, rotate, swiglu
 from insertlm.nn.spec import ModelConfig
 
 __all__ = ["Block", "Condition", "Rotation", "Transformer", "make_norm", "rotations"]
@@ -109,8 +109,7 @@ class Block(nn.Module):
         if self.activation == "gelu":
             hidden = F.gelu(hidden)
         elif self.activation == "swiglu":
-            gate, value = hidden.chunk(2, -1)
-            hidden = F.silu(gate) * value
+            hidden = swiglu(hidden)
         change = linear(hidden, self.down.weight, self.down.bias)
         return self.add(x, self._dropout(change, keys, 1), 1, condition)
 

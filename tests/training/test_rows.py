@@ -155,13 +155,14 @@ def test_the_buffer_stays_where_it_is() -> None:
 
 
 def test_waiting_is_counted_since_the_last_time() -> None:
-    assert step_of(IlmConfig(), None).source.waited() is None
-    source = Streamed(family_of(IlmConfig()), Watched(EXAMPLES), Order(40, 8, 1), CPU)
-    source.batch(0)
-    waited = source.waited()
-    assert waited is not None
-    assert waited > 0
-    assert source.waited() == 0
+    family, order = family_of(IlmConfig()), Order(40, 8, 1)
+    for source in (
+        Resident(family, family.rows(EXAMPLES), order, CPU),
+        Streamed(family, Watched(EXAMPLES), order, CPU),
+    ):
+        source.batch(0)
+        assert source.waited() > 0
+        assert source.waited() == 0
 
 
 def test_a_corpus_that_fails_fails_the_step() -> None:

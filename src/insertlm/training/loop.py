@@ -161,8 +161,7 @@ class _Run:
             raise InsertlmError(self._what_went_wrong(self.logged + self.step.ledger.bad))
         values["learning_rate"] = self.recipe.optim.rate(self.done - 1, self.config.steps)
         values["steps_per_second"] = count / (time.monotonic() - self.logged_at)
-        if (waited := self.step.source.waited()) is not None:
-            values["data_wait"] = waited
+        values["data_wait"] = self.step.source.waited()
         self._report(values)
         speed = f"{values['steps_per_second']:.1f}"
         self.progress.update(self.bar, loss=f"{values['loss']:.4f}", speed=speed)

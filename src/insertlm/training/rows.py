@@ -1,9 +1,10 @@
 """Where a step's rows come from.
 
 A small task lies on the device as a whole: a step selects its rows there, inside a captured graph. A corpus stays in
-its files: a thread reads the batches of the next few steps while the device computes, all of them move in one transfer,
-and each step copies its own into a buffer that never moves, which is what a captured graph reads. At most two
-stretches of steps are held at a time. Both ways give a step the same examples, and the same corruption.
+its files: the batches of the next few steps are read, all of them move in one transfer, and each step copies its own
+into a buffer that never moves, which is what a captured graph reads. Both ways give a step the same examples, and the
+same corruption. In both, a thread draws the next stretch of steps while the device computes: a device that waits for
+1,850 texts to be looked at in every step loses a twelfth of its time. At most two stretches are held at a time.
 
 Rows are kept as one matrix in int32, half of what the model reads, and widened batch by batch: 1.5 million zebra
 puzzles would take 6.8 GB in int64.
@@ -60,12 +61,24 @@ class _Layout:
         return Rows(given, lengths[:, 0], target, lengths[:, 1], *order)
 
 
+class _Read(NamedTuple):
+    """A stretch of steps on the host. noise: [steps * B]   visible: [steps * B]   cells: [steps * B, W], or None"""
+
+    noise: Noise
+    visible: Tensor
+    cells: Tensor | None
+
+
 class RowSource(ABC):
     """Gives each step its batch, and inside a step its rows."""
 
-    def __init__(self, family: Family, order: Order, device: torch.device, stretch: int = _STRETCH) -> None:
-        self.family, self.order, self.device, self.stretch = family, order, device, stretch
+    def __init__(self, family: Family, layout: _Layout, order: Order, device: torch.device) -> None:
+        self.family, self.order, self.device, self._layout = family, order, device, layout
+        self.stretch = max(1, min(_STRETCH, _CELLS // (order.batch_size * layout.width)))
         self._drawn: tuple[int, list[Batch]] = (-1, [])
+        self._reader = ThreadPoolExecutor(1, "rows")
+        self._ahead: tuple[int, Future[_Read]] | None = None
+        self._waited = 0.0
 
     def batch(self, step: int) -> Batch:
         # Many steps at once, because a draw for all of them costs hardly more than a draw for one.
@@ -83,27 +96,39 @@ class RowSource(ABC):
     def put(self, batch: Batch) -> None:
         """Make this the batch of the current step."""
 
-    def waited(self) -> float | None:
-        """Seconds spent waiting for data since the last time; None if there was nothing to wait for."""
-        return None
-
     @abstractmethod
-    def _draw(self, number: int) -> list[Batch]: ...
+    def _read(self, examples: NDArray[np.int64], noise: Noise) -> _Read:
+        """Runs in the thread. It must not touch the device, which may be capturing a graph. examples: [steps * B]"""
 
-    def _noise(self, number: int) -> tuple[NDArray[np.int64], Noise]:
-        """The examples of a stretch of steps, [steps * B], and their noise."""
+    def waited(self) -> float:
+        """Seconds spent waiting for data since the last time."""
+        seconds, self._waited = self._waited, 0.0
+        return seconds
+
+    def _draw(self, number: int) -> list[Batch]:
+        started = time.monotonic()
+        ready = self._ahead if self._ahead and self._ahead[0] == number else self._start(number)
+        read = ready[1].result()  # also raises what went wrong in the thread
+        self._waited += time.monotonic() - started
+        self._ahead = self._start(number + 1)
+        return self._batches(read)
+
+    def _start(self, number: int) -> tuple[int, Future[_Read]]:
+        return number, self._reader.submit(self._look_up, number)
+
+    def _look_up(self, number: int) -> _Read:
         examples, epochs = (part.flatten() for part in self.order.batches(number * self.stretch, self.stretch))
-        return examples, Noise(self.order.seed, torch.from_numpy(examples), torch.from_numpy(epochs))
+        return self._read(examples, Noise(self.order.seed, torch.from_numpy(examples), torch.from_numpy(epochs)))
 
-    def _batches(self, noise: Noise, visible: Tensor, cells: Tensor | None = None) -> list[Batch]:
-        """Cut into steps. noise: [steps * B]   visible: [steps * B]   cells: [steps * B, W]; all on the host"""
+    def _batches(self, read: _Read) -> list[Batch]:
+        """Cut into steps."""
         # The host must have the counts in time, so they are lists; all else goes to the device in one transfer.
         shape = (self.stretch, self.order.batch_size)
-        example, epoch = (part.view(shape).to(self.device) for part in (noise.example, noise.epoch))
-        counts: list[int] = visible.view(shape).sum(1).tolist()
-        if cells is None:
+        example, epoch = (part.view(shape).to(self.device) for part in (read.noise.example, read.noise.epoch))
+        counts: list[int] = read.visible.view(shape).sum(1).tolist()
+        if read.cells is None:
             return [Batch(*part) for part in zip(example, epoch, counts, strict=True)]
-        moved = _moved(cells, self.device).view(*shape, -1)
+        moved = _moved(read.cells, self.device).view(*shape, -1)
         return [Batch(*part) for part in zip(example, epoch, counts, moved, strict=True)]
 
 
@@ -111,8 +136,7 @@ class Resident(RowSource):
     """All rows on the device."""
 
     def __init__(self, family: Family, rows: Rows, order: Order, device: torch.device) -> None:
-        super().__init__(family, order, device)
-        self._layout = _Layout(rows)
+        super().__init__(family, _Layout(rows), order, device)
         # The host keeps a copy, to compute how many rows a corruption leaves without asking the device.
         self._host = self._layout.pack(rows)
         self._here = self._host.to(device)
@@ -123,34 +147,19 @@ class Resident(RowSource):
     def put(self, batch: Batch) -> None:
         """Nothing to do: the examples say which rows are meant."""
 
-    def _draw(self, number: int) -> list[Batch]:
-        _, noise = self._noise(number)
+    def _read(self, examples: NDArray[np.int64], noise: Noise) -> _Read:
         rows = self._layout.unpack(self._host.index_select(0, noise.example))
-        return self._batches(noise, self.family.visible(rows, noise))
-
-
-class _Read(NamedTuple):
-    """A stretch of steps on the host: see `RowSource._batches`."""
-
-    noise: Noise
-    visible: Tensor
-    cells: Tensor
+        return _Read(noise, self.family.visible(rows, noise), None)
 
 
 class Streamed(RowSource):
     """Rows of a corpus."""
 
     def __init__(self, family: Family, corpus: Corpus, order: Order, device: torch.device) -> None:
-        self._layout = _Layout(family.rows(corpus.take(np.zeros(1, np.int64))))
-        width = self._layout.width
-        super().__init__(family, order, device, max(1, min(_STRETCH, _CELLS // (order.batch_size * width))))
+        super().__init__(family, _Layout(family.rows(corpus.take(np.zeros(1, np.int64)))), order, device)
         self._corpus = corpus
         # Made once: a captured graph reads from this address.
-        self._buffer = torch.zeros(order.batch_size, width, dtype=torch.int32, device=device)
-        # One thread is enough: it mostly waits for the disk, and the device is slower than the disk.
-        self._reader = ThreadPoolExecutor(1, "rows")
-        self._ahead: tuple[int, Future[_Read]] | None = None
-        self._waited = 0.0
+        self._buffer = torch.zeros(order.batch_size, self._layout.width, dtype=torch.int32, device=device)
 
     def rows(self, example: Tensor) -> Rows:
         return self._layout.unpack(self._buffer)
@@ -159,24 +168,7 @@ class Streamed(RowSource):
         assert batch.cells is not None
         self._buffer.copy_(batch.cells)
 
-    def waited(self) -> float:
-        seconds, self._waited = self._waited, 0.0
-        return seconds
-
-    def _draw(self, number: int) -> list[Batch]:
-        started = time.monotonic()
-        ready = self._ahead if self._ahead and self._ahead[0] == number else self._start(number)
-        read = ready[1].result()  # also raises what went wrong in the thread
-        self._waited += time.monotonic() - started
-        self._ahead = self._start(number + 1)
-        return self._batches(*read)
-
-    def _start(self, number: int) -> tuple[int, Future[_Read]]:
-        return number, self._reader.submit(self._read, number)
-
-    def _read(self, number: int) -> _Read:
-        """Runs in the thread. It must not touch the device, which may be capturing a graph."""
-        examples, noise = self._noise(number)
+    def _read(self, examples: NDArray[np.int64], noise: Noise) -> _Read:
         rows = self.family.rows(self._corpus.take(examples))
         return _Read(noise, self.family.visible(rows, noise), self._layout.pack(rows))
 

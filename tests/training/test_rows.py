@@ -156,7 +156,8 @@ def test_the_buffer_stays_where_it_is() -> None:
 
 def test_waiting_is_counted_since_the_last_time() -> None:
     family, order = family_of(IlmConfig()), Order(40, 8, 1)
-    for source in (
+    sources = (Resident(family, family.rows(EXAMPLES), order, CPU), Streamed(family, Watched(EXAMPLES), order, CPU))
+    for source in sources:
         Resident(family, family.rows(EXAMPLES), order, CPU),
         Streamed(family, Watched(EXAMPLES), order, CPU),
     ):

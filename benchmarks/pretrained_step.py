@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
     variants = parser.add_argument_group("variants: one value or several")
     variants.add_argument("--attention", nargs="+", default=["auto"], choices=["auto", "short", "flash"])
-    variants.add_argument("--tile", nargs="+", type=int, default=[128], help="keys whose gradients are summed at once")
+    variants.add_argument("--tile", nargs="+", type=int, default=[64], help="keys whose gradients are summed at once")
     variants.add_argument("--chunk", nargs="+", type=int, default=[28], help="2^N logits are held at once")
     variants.add_argument("--residual", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     arguments = parser.parse_args()
@@ -103,7 +103,7 @@ def build(arguments: argparse.Namespace, device: torch.device, variant: dict[str
     if device.type == "cuda":
         from insertlm.nn import attention_kernels
 
-        attention_kernels._TILE = variant["tile"]
+        attention_kernels._SHARED_TILE = variant["tile"]
     if variant["attention"] != "auto":
         backend = attention.Backend(variant["attention"])
         attention.choose_backend = lambda *_: backend

@@ -325,8 +325,10 @@ def test_every_backend_that_is_chosen_is_the_plain_formula(
     found, expected = attention(0, *half), attention(0, *full)
     found_gradients = torch.autograd.grad(found[:real].float().square().sum(), half)
     expected_gradients = torch.autograd.grad(expected[:real].square().sum(), full)
+    # Gradients of a key that three heads share are added up in bf16 where the keys had to be repeated.
+    atol = 3e-2 if heads[0] == heads[1] else 8e-2
     for a, b in zip([found, *found_gradients], [expected, *expected_gradients], strict=True):
-        torch.testing.assert_close(a[:real].float(), b[:real], rtol=3e-2, atol=3e-2)
+        torch.testing.assert_close(a[:real].float(), b[:real], rtol=3e-2, atol=atol)
 
 
 @cuda

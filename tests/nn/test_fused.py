@@ -168,6 +168,6 @@ def test_the_kernels_of_swiglu(width: int, dtype: torch.dtype) -> None:
     x, upstream = (part.cuda() for part in drawn(3, (300, 2 * width), (300, width)))
     found = value_and_gradients(swiglu, [x.to(dtype)], upstream.to(dtype))
     expected = value_and_gradients(plain_swiglu, [x.to(dtype).double()], upstream.to(dtype).double())
-    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a.double(), b, **tolerance)
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)

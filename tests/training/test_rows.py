@@ -158,9 +158,6 @@ def test_waiting_is_counted_since_the_last_time() -> None:
     family, order = family_of(IlmConfig()), Order(40, 8, 1)
     sources = (Resident(family, family.rows(EXAMPLES), order, CPU), Streamed(family, Watched(EXAMPLES), order, CPU))
     for source in sources:
-        Resident(family, family.rows(EXAMPLES), order, CPU),
-        Streamed(family, Watched(EXAMPLES), order, CPU),
-    ):
         source.batch(0)
         assert source.waited() > 0
         assert source.waited() == 0

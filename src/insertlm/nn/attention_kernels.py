@@ -19,7 +19,9 @@ from torch import Tensor
 __all__ = ["few_queries", "short_attention"]
 
 _SPAN = 64  # queries or keys in a tile
-_TILE = 128  # the most keys whose gradients are summed in one pass over the queries
+# The most keys whose gradients are summed in one pass over the queries; the second where heads of queries share keys.
+# On an H200, with SmolLM2's 9 heads on 3 and texts of 6 to 256 tokens, 128 takes a tenth longer than 64; 32 is worse.
+_TILE, _SHARED_TILE = 128, 64
 
 
 @triton.jit
@@ -242,7 +244,8 @@ def _short_backward(
     grad, q, k, v = grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous()
     (_, heads, dim), key_heads = q.shape, k.shape[1]
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    tile, span = min(_TILE, max(_SPAN, triton.next_power_of_2(longest))), _SPAN * 32 // max(32, dim)
+    most = _TILE if heads == key_heads else _SHARED_TILE
+    tile, span = min(most, max(_SPAN, triton.next_power_of_2(longest))), _SPAN * 32 // max(32, dim)
     sizes = (heads, key_heads, dim, tile, span, causal, text is not None, order is not None)
     sight = (cu if text is None else text, cu if order is None else order)
     states = (out, mass, grad, *gradients, _scale(dim), dim**-0.5)

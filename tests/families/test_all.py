@@ -14,6 +14,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes
 from insertlm.data.order import Order
 from insertlm.families.arm import ArmConfig
+from insertlm.families.fill import FillConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
@@ -31,7 +32,9 @@ LLAMA = ModelConfig(
     **{**PRESETS["smollm2-135m"], "layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 32, "max_length": 64}
 )
 WRITING = DecodeConfig(max_steps=5)
-FAMILIES = [(IlmConfig(), WRITING), (ArmConfig(), WRITING), (MdmConfig(block=4), WRITING), (ItConfig(), WRITING)]
+FAMILIES: list[tuple[AnyFamily, DecodeConfig]] = [
+    (config, WRITING) for config in (IlmConfig(), ArmConfig(), MdmConfig(block=4), ItConfig(), FillConfig(jump=4))
+]
 
 
 EVERY = pytest.mark.parametrize(

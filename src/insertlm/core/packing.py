@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Packing", "Segments", "most_spare"]
+__all__ = ["Packing", "Segments", "most_spare", "running_sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +70,9 @@ class Packing:
 
     def __init__(self, keep: Tensor, capacity: int | None = None, counts: NDArray[np.int64] | None = None) -> None:
         self.keep = keep
-        count = _running_sum(keep)
+        count = running_sum(keep)
         self.lengths = count[:, -1]
-        ends = _running_sum(self.lengths)
+        ends = running_sum(self.lengths)
         self.starts = ends - self.lengths
         self.where = count + (self.starts - 1)[:, None]
         cu = torch.cat([ends.new_zeros(1), ends])
@@ -97,13 +97,13 @@ class Packing:
 
 
 @torch.library.custom_op("insertlm::running_sum", mutates_args=())
-def _running_sum(values: Tensor) -> Tensor:
+def running_sum(values: Tensor) -> Tensor:
     """Along each row: [..., C] bool or int64 to int64."""
     # An operator of its own, to hide it from the compiler. From one sum over all cells the compiler makes blocks that
     # wait for each other, for a millisecond on a shared GPU; on sums by row that of torch 2.11 fails.
     return values.cumsum(-1)
 
 
-@_running_sum.register_fake
+@running_sum.register_fake
 def _(values: Tensor) -> Tensor:
     return torch.empty_like(values, dtype=torch.int64, memory_format=torch.contiguous_format)

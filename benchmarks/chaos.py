@@ -35,6 +35,7 @@ from insertlm.storage import checkpoints
 KINDS = ("worker", "launcher", "save", "validation")
 SAVE, VALIDATE = 10, 25
 _LONGEST = 120.0  # seconds to wait for anything before it counts as failed
+_TIMES = ("steps_per_second", "data_wait")  # in which runs that are the same may differ
 
 Launch = Callable[[Path, Path], int]  # from recipe and run folder to the process id of the launcher
 
@@ -134,7 +135,9 @@ def differences(a: Path, b: Path) -> list[str]:
     states = [checkpoints.load(end).tensors for end in (_last(a), _last(b))]
     for part, named in states[0].items():
         found += [f"{part}: {name}" for name, x in named.items() if not torch.equal(x, states[1][part][name])]
-    logs = [[line for line in _lines(run) if line.pop("steps_per_second", 1)] for run in (a, b)]
+    logs = [
+        [{key: value for key, value in line.items() if key not in _TIMES} for line in _lines(run)] for run in (a, b)
+    ]
     return found + [f"line {n} of the log" for n, (x, y) in enumerate(zip_longest(*logs), start=1) if x != y]
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Noise, Rows
 from insertlm.families.corruption.blanks import MOST, Blanks
-from insertlm.families.fill import FillConfig, Filler, Laid, lay_out
+from insertlm.families.corruption.laid_out import Laid, lay_out
+from insertlm.families.fill import FillConfig, Filler
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.nn.spec import ModelConfig

@@ -11,7 +11,7 @@ Design choices:
   lies between its neighbours.
 - Every row of a fill predicts the token that comes next there, or `<eos>`, the end of the blank. Nothing else is
   learnt: the loss is the mean cross-entropy over all those predictions in the batch.
-- Which tokens are missing in training: see corruption/blanks.py.
+- Which tokens are missing in training: see corruption/blanks.py. The rows in memory: corruption/laid_out.py.
 
 What follows from this:
 - One pass teaches every token of every fill, as a left-to-right model learns every token of a text. With nothing given
@@ -26,7 +26,7 @@ ends when that probability reaches `decode.stop_threshold`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,12 +34,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
-from insertlm.core.noise import hash32, uniform
-from insertlm.core.packing import Packing, Segments, running_sum
+from insertlm.core.noise import uniform
+from insertlm.core.packing import Packing, Segments
 from insertlm.core.section import Count, Fraction
 from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.families.corruption.blanks import MOST, Blanks, BlanksConfig, cut
+from insertlm.families.corruption.laid_out import Laid, lay_out
 from insertlm.inference.sampling import draws
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.writer import BatchWriter, Step, Writer
@@ -50,107 +51,10 @@ from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import Tokenizer
 from insertlm.text.units import token_traits
 
-__all__ = ["FillConfig", "Filler", "Laid", "lay_out"]
+__all__ = ["FillConfig", "Filler"]
 
-_DROPOUT = 0  # streams of noise: what a draw is for, in training and in writing
-_TOKEN, _END = 0, 1
+_TOKEN, _END = 0, 1  # streams of noise in decoding
 _ENDLESS = 1 << 40  # the most tokens of a blank without a limit
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A batch, packed: given rows, then those of the fills.
-
-    tokens, positions: [T]   dropout: [T] int32 keys   packing: of the T rows
-    given: how many columns of its matrix hold what is given
-    rows: [P] packed rows that predict   words: [P] what comes next there   real: [P] bool, False in the spare tail
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    dropout: Tensor
-    packing: Packing
-    given: int
-    rows: Tensor
-    words: Tensor
-    real: Tensor
-
-
-def lay_out(
-    rows: Rows, blanks: Blanks, noise: Noise, jump: int, blank: int, fill: int, eos: int, capacity: int | None = None
-) -> Laid:
-    """Put the tokens of each gap behind the text, in which a blank takes their place.
-
-    rows: what is given ends with <bos>   blank, fill, eos: ids   capacity: rows of the buffer, see Packing
-    """
-    batch, width = rows.target.shape
-    device = rows.target.device
-    column = torch.arange(width, device=device)
-    gap = blanks.gap_of(width)  # [B, L], from 1
-    there = column < rows.target_length[:, None]
-    begins = torch.zeros(batch, width + 1, dtype=torch.int64, device=device)
-    number = torch.arange(1, MOST + 1, device=device).expand(batch, -1)
-    # Gaps that are not used begin behind the text like one at its end may: they must not take its number.
-    begins.scatter_reduce_(1, blanks.begin, torch.where(blanks.used, number, 0), "amax")
-
-    # The text twice, each time with a cell before every token, and one at the end, for what a gap may begin with.
-    front = rows.given.shape[1]
-    markers = begins > 0
-    in_front = torch.arange(front, device=device) < rows.given_length[:, None]
-    text, fills = _interleave(markers, there & (gap == 0)), _interleave(markers, gap > 0)
-    packing = Packing(torch.cat([in_front, text, fills], 1), capacity)
-    given = front + text.shape[1]
-
-    words = torch.nn.functional.pad(rows.target, (0, 1))
-    tokens = torch.cat(
-        [
-            rows.given,
-            _interleave(torch.full_like(begins, blank), rows.target),
-            _interleave(torch.full_like(begins, fill), rows.target),
-        ],
-        1,
-    )
-    # Where each gap's <blank> stands: behind what is given before it, and the jumps of the blanks to its left.
-    size = (blanks.end - blanks.begin) * blanks.used
-    gone = running_sum(size) - size
-    at = rows.given_length[:, None] + blanks.begin - gone + (number - 1) * (1 + jump)  # [B, MOST]
-    at = torch.nn.functional.pad(at, (1, 0))  # gap 0: none
-    place = packing.where - packing.starts[:, None]
-    jumps = jump * running_sum(_interleave(markers.long(), torch.zeros_like(rows.target)))
-    jumps = jumps - jump * _interleave(markers.long(), torch.zeros_like(rows.target))  # a blank is before its own jump
-    start = torch.nn.functional.pad(blanks.begin, (1, 0))
-    offset = 1 + column - start.gather(1, gap)
-    positions = torch.cat(
-        [
-            place[:, :front],
-            place[:, front:given] + jumps,
-            _interleave(at.gather(1, begins), at.gather(1, gap) + offset),
-        ],
-        1,
-    )
-    # What comes next: behind <fill> the first token of its gap, behind a token the next one; behind the last, the end.
-    after = torch.nn.functional.pad(gap, (0, 2))
-    next_word = torch.cat([words, words[:, -1:]], 1)
-    behind_marker = torch.where(after[:, : width + 1] == begins, next_word[:, : width + 1], eos)
-    behind_token = torch.where(after[:, 1 : width + 1] == gap, next_word[:, 1 : width + 1], eos)
-    keys = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, place)
-    predicted = Packing(fills, capacity)
-    return Laid(
-        tokens=packing.pack(tokens),
-        positions=packing.pack(positions),
-        dropout=packing.pack(keys).int(),
-        packing=packing,
-        given=given,
-        rows=predicted.pack(packing.where[:, given:]),
-        words=predicted.pack(_interleave(behind_marker, behind_token)),
-        real=predicted.pack(fills),
-    )
-
-
-def _interleave(markers: Tensor, tokens: Tensor) -> Tensor:
-    """[B, L+1] and [B, L] to [B, 2L+1]: a marker before every token, and one at the end."""
-    pairs = torch.stack([markers[:, :-1], tokens.to(markers.dtype)], 2).flatten(1)
-    return torch.cat([pairs, markers[:, -1:]], 1)
 
 
 class FillConfig(FamilyConfig, frozen=True, kw_only=True, tag="fill"):
@@ -280,8 +184,6 @@ class _Writing(BatchWriter):
     cut: [B], how many of these stay, once it has ended
     """
 
-    mixes = True
-
     def __init__(self, family: Filler, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> None:
         super().__init__(prompts, settings, family.device)
         self.family, device = family, family.device
@@ -313,13 +215,13 @@ class _Writing(BatchWriter):
         self.used = torch.from_numpy(lengths).to(device)
         self.limit = torch.full_like(self.used, longest)
         self.most_tokens = torch.full_like(self.used, settings.max_tokens or _ENDLESS)
-        self.left = (longest - lengths).clip(max=settings.max_steps + width + 1)
+        left = int((longest - lengths).clip(max=settings.max_steps + width + 1).max())
         bounded = [b.most for each in bounds for b in each if b.most is not None]
         room = max(bounded, default=0)
         self.kept_tokens = torch.zeros(len(prompts), room, dtype=torch.int64, device=device)
         self.kept_scores = torch.zeros(len(prompts), room, device=device)
         self.kept_ends = torch.zeros(len(prompts), room + 1, device=device)
-        self.cache = self._read(rows, lengths)
+        self.cache = self._read(rows, lengths, left)
         self.hidden = self._append(torch.full_like(self.used, family.specials.stop), self._position())
 
     def step(self, number: int) -> Step:
@@ -333,8 +235,9 @@ class _Writing(BatchWriter):
         out = self.barred | (self.headless & (headed & (self.size == 0))[:, None])
         self.token = self.choose(logits[:, :-1].masked_fill(out, -torch.inf), draws(_TOKEN, self.seed, own))
         drawn = uniform(_END, self.seed, own) < end
-        sure = end >= self.threshold(end)
-        self.ended = torch.where(self._greedy(end), sure, drawn) & (self.size >= least) | (self.size >= most)
+        over_threshold = end >= self.settings.stop_threshold
+        ends = over_threshold if self.settings.temperature == 0.0 else drawn
+        self.ended = ends & (self.size >= least) | (self.size >= most)
         over = self.gap >= self.count
         spent = self.written >= self.most_tokens
         self.ended = self.ended | (spent & (most < _ENDLESS))  # what is kept back is shown all the same
@@ -409,18 +312,12 @@ class _Writing(BatchWriter):
         super().select(rows)
         for name in _HELD:
             setattr(self, name, getattr(self, name).index_select(0, rows))
-        self.left = self.left[rows.cpu().numpy()]
         self.cache = self.cache.select(rows)
 
     @property
     def kind(self) -> None:
         """Texts do not join yet."""
         return None
-
-    def _greedy(self, like: Tensor) -> Tensor:
-        if self.mixed is None:
-            return torch.full_like(like, self.settings.temperature == 0.0, dtype=torch.bool)
-        return like.new_tensor([settings.temperature == 0.0 for settings in self.mixed]).bool()
 
     def _among_words(self, ids: Collection[int]) -> Tensor:
         """[W] bool"""
@@ -443,7 +340,8 @@ class _Writing(BatchWriter):
         gap = self.gap.clamp(max=self.at.shape[1] - 1)[:, None]
         return self.at.gather(1, gap).squeeze(1) + self.size
 
-    def _read(self, rows: Sequence[tuple[list[int], list[int]]], lengths: NDArray[np.int64]) -> PrefixCache:
+    def _read(self, rows: Sequence[tuple[list[int], list[int]]], lengths: NDArray[np.int64], left: int) -> PrefixCache:
+        """Compute what is given, with room for so many more rows."""
         device = self.family.device
         tokens, positions = (
             torch.tensor([x for row in part for x in row], device=device) for part in zip(*rows, strict=True)
@@ -452,7 +350,7 @@ class _Writing(BatchWriter):
         packing = Packing(columns < self.used[:, None], counts=lengths)
         record: list[tuple[Tensor, Tensor]] = []
         self._run(tokens, positions, PackedAttention(packing.segments, record=record))
-        return PrefixCache.of(record, packing.segments, int(self.left.max()))
+        return PrefixCache.of(record, packing.segments, left)
 
     def _append(self, token: Tensor, position: Tensor) -> Tensor:
         count = len(token)

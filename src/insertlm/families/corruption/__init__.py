@@ -6,7 +6,9 @@
     groups    of groups, each a frame that is written first and an end that has to be deduced
     solver    the order of deletion that leaves what a solver of the task has found so far
     choice    which of these the keys of a recipe mean
+    blanks    a few gaps of whole words, clauses or sentences; or the end, or all of a text
     packed    a corrupted batch: deleted, closed up and packed
+    laid_out  a batch with blanks, their tokens behind the text
     slots     the slots of such a batch, and what is missing in each
 
 May import families.base and what families may import. Models choose a corruption; none here knows a model.

@@ -1,4 +1,4 @@
-"""A batch for the filler: texts with <blank> where a gap is, then the tokens of the gaps, each gap behind its <fill>."""
+"""A batch for the filler: texts with <blank> where a gap is, then the tokens of each gap behind its <fill>."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Noise, Rows
 from insertlm.families.corruption.blanks import MOST, Blanks
-from insertlm.families.corruption.laid_out import Laid, lay_out
+from insertlm.families.corruption.laid_out import HINTS, Laid, Layout, hint_of, lay_out
 from insertlm.families.fill import FillConfig, Filler
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
@@ -23,7 +23,7 @@ from insertlm.nn.spec import ModelConfig
 from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import WordTokenizer
 
-BOS, BLANK, FILL, END = 99, -1, -2, -9
+BOS, BLANK, FILL, END, HINT = 99, -1, -2, -9, 200
 WORDS = WordTokenizer((*"abcdefghij", ".", ","))
 MODEL = ModelConfig(layers=2, width=32, heads=2, hidden=64)
 
@@ -34,12 +34,22 @@ def blanks_at(width: int, *gaps: tuple[int, int]) -> Blanks:
     return Blanks(torch.tensor([len(gaps)]), begin, end)
 
 
-def laid(*gaps: tuple[int, int], prefix: tuple[int, ...] = (), length: int = 7, padding: int = 0) -> Laid:
-    """A text 10, 11, … with these gaps."""
+def laid(
+    *gaps: tuple[int, int],
+    prefix: tuple[int, ...] = (),
+    length: int = 7,
+    padding: int = 0,
+    words: tuple[int | None, ...] = (),
+    in_step: bool = False,
+) -> Laid:
+    """A text 10, 11, … with these gaps. words: the hint of each"""
     given, target = torch.tensor([[*prefix, BOS]]), torch.arange(10, 10 + length)[None]
     rows = Rows(given, torch.tensor([given.shape[1]]), F.pad(target, (0, padding)), torch.tensor([length]))
     nobody = Noise(1, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    return lay_out(rows, blanks_at(length, *gaps), nobody, 100, BLANK, FILL, END)
+    layout = Layout(100, BLANK, FILL, END, HINT)
+    openings = [layout.opening(number) for number in (*words, *[None] * (MOST - len(words)))]
+    together, blanks = torch.tensor([in_step]), blanks_at(length, *gaps)
+    return lay_out(rows, blanks, nobody, layout, openings=torch.tensor([openings]), in_step=together)
 
 
 def filler(config: FillConfig | None = None, seed: int = 0) -> Filler:
@@ -88,6 +98,51 @@ def test_rows(
     assert x.rows.tolist() == [*range(start, len(tokens))]
 
 
+def test_one_blank_is_written_after_the_other_or_a_token_in_each_at_a_time() -> None:
+    gaps = [(0, 1), (3, 3), (5, 7)]
+    given = [0] * 8
+    after, together = laid(*gaps).order.tolist(), laid(*gaps, in_step=True).order.tolist()
+    assert after == sorted(after)
+    assert after[:8] == given
+    assert len({*after[8:]}) == 6
+    assert together == [*given, 1, 2, 1, 1, 2, 3]  # <fill> 10, <fill>, <fill> 15 16
+
+
+def test_a_fill_with_a_hint_begins_with_the_token_of_its_number() -> None:
+    x = laid((0, 1), (3, 3), (5, 7), words=(1, None, 11))
+    assert x.tokens[x.rows].tolist() == [HINT + 1, 10, FILL, HINT + 10, 15, 16]
+    assert [HINTS[number] for number in hint_of(torch.tensor([0, 1, 10, 11, 12, 500])).tolist()] == [
+        0,
+        1,
+        10,
+        10,
+        12,
+        192,
+    ]
+
+
+def test_hints_count_the_words_of_each_gap() -> None:
+    """Marks and the rest of a word are none."""
+    model = filler()
+    text = torch.tensor([WORDS.encode("a b , c . d")])
+    blanks = blanks_at(6, (0, 3), (3, 5), (6, 6))
+    assert blanks.words(text, model.traits).tolist()[0][:3] == [2, 1, 0]
+
+
+def test_a_share_of_blanks_has_hints_and_a_share_of_examples_is_written_in_step() -> None:
+    some = examples(400)
+    for hints, in_step in ((0.0, 0.0), (1.0, 1.0), (0.5, 0.5)):
+        model = filler(FillConfig(hints=hints, in_step=in_step))
+        x = model.corrupted(model.rows(some), noise_for(400))
+        first = x.tokens[x.rows]
+        hinted, opened = first >= WORDS.size, (first >= WORDS.size) | (first == model.specials.stop)
+        assert (hinted.sum() / opened.sum()).item() == pytest.approx(hints, abs=0.06)
+        texts = torch.split(x.order, x.packing.lengths.tolist())
+        fills = [order[order > 0].tolist() for order in texts]
+        several = [order for order in fills if order.count(1) > 1 or order != sorted(order)]
+        assert bool(several) == bool(in_step)
+
+
 def test_a_prefix_comes_first() -> None:
     x = laid((1, 2), prefix=(5, 6), length=3)
     assert x.tokens.tolist() == [5, 6, BOS, 10, BLANK, 12, FILL, 11]
@@ -126,7 +181,11 @@ def reference(model: Filler, x: Laid, *, writing: bool = False) -> Tensor:
     """
     fills = torch.isin(torch.arange(len(x.tokens)), x.rows)
     row = torch.arange(len(x.tokens))
-    sees = ~fills[None] | (fills[:, None] & (row[None] <= row[:, None]))
+    starts = (x.tokens >= WORDS.size) | (x.tokens == model.specials.stop)
+    age = row - torch.where(fills & starts, row, 0).cummax(0).values  # of a row in its fill
+    together = bool((x.order[fills & starts] == 1).all())
+    earlier = age[None] <= age[:, None] if together else row[None] <= row[:, None]
+    sees = ~fills[None] | (fills[:, None] & earlier)
     hidden = model.backbone(x.tokens, x.positions, _Dense(sees))
     logits = model.unembedding(hidden[x.rows])
     if writing:
@@ -173,7 +232,7 @@ def test_given_rows_see_both_sides_and_no_fill() -> None:
     """What a fill says changes no row that came before it."""
     model = filler()
     rows, noise = model.rows(examples(1)), noise_for(1)
-    x = model.lay_out(rows, blanks_at(rows.target.shape[1], (2, 4)), noise)
+    x = lay_out(rows, blanks_at(rows.target.shape[1], (2, 4)), noise, model.layout)
     before = model.hidden(x, keys=None)
     changed = x.tokens.clone()
     changed[x.rows[1]] = (changed[x.rows[1]] + 1) % 10
@@ -220,7 +279,7 @@ def test_what_is_written_has_the_probability_that_learning_gives_it(settings: De
     for prompt, text in zip(PROMPTS, written, strict=True):
         ids = torch.tensor([text.ids], dtype=torch.int64).view(1, -1)
         rows = Rows(torch.tensor([[model.specials.bos]]), torch.tensor([1]), ids, torch.tensor([ids.shape[1]]))
-        x = model.lay_out(rows, blanks_of(prompt, text), noise_for(1))
+        x = lay_out(rows, blanks_of(prompt, text), noise_for(1), model.layout)
         expected = -reference(model, x, writing=True)[x.words != model.specials.eos]
         order = sorted(text.events, key=lambda event: (event.step, event.rank))
         found = torch.tensor([event.log_probability for event in order])
@@ -250,7 +309,11 @@ def test_ends_are_drawn_as_often_as_they_are_likely() -> None:
     for temperature in (1.0, 0.3):
         written = model.decode(prompts, msgspec.structs.replace(SAMPLED, temperature=temperature, max_steps=200))
         rows = Rows(torch.tensor([[model.specials.bos]]), torch.tensor([1]), torch.tensor([[0, 1]]), torch.tensor([2]))
-        end = (-reference(model, model.lay_out(rows, blanks_at(2, (1, 1)), noise_for(1)), writing=True)[0]).exp().item()
+        end = (
+            (-reference(model, lay_out(rows, blanks_at(2, (1, 1)), noise_for(1), model.layout), writing=True)[0])
+            .exp()
+            .item()
+        )
         empty = sum(not text.events for text in written) / len(written)
         assert empty == pytest.approx(end, abs=3.5 * math.sqrt(end * (1 - end) / len(written)))
 

@@ -21,6 +21,7 @@ class Abilities:
     supports_constraints: bool = False  # bounds on the length of gaps, banned and required tokens
     schedules_steps: bool = False  # decode.max_steps is the length of its schedule, so that it changes what is written
     decides_length: bool = True  # it decides how many tokens a gap needs, and so can continue a text
+    takes_hints: bool = False  # it has learnt what "about N words" means for a blank
     appends: bool = False  # it writes at the end of the text only
 
     def check(self, settings: DecodeConfig) -> None:

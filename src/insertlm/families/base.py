@@ -135,11 +135,12 @@ class Family(nn.Module, ABC):
     abilities: ClassVar[Abilities]  # what it can do when it writes
     writable: Tensor  # [W] ids it may write
 
-    def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: ModelConfig, tokenizer: Tokenizer, extra: int = 0) -> None:
+        """extra: rows of the embedding behind those of the vocabulary, for tokens that only this family has"""
         super().__init__()
         # Only sizes and special tokens are kept of the tokenizer: models know ids, not text.
         self.model, self.vocabulary, self.specials = model, tokenizer.size, tokenizer.specials
-        self.backbone = Transformer(model, tokenizer.size, self.layer)
+        self.backbone = Transformer(model, tokenizer.size + extra, self.layer)
         self._cached: CachedBackbone | None = None
         self.register_buffer("writable", torch.tensor(tokenizer.writable), persistent=False)
         if model.tied:

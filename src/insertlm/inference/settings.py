@@ -53,6 +53,8 @@ class Prompt:
     Constraints, see constraints.py:
     bounds: by gap   banned, required: runs of ids that must not be written, or must be written once, side by side
     headed: gaps whose first token must be one of `heads` or begin a required run
+
+    words: by gap, about how many words belong there: a hint that a model may have learnt to take, no constraint
     """
 
     prefix: list[int]
@@ -64,6 +66,7 @@ class Prompt:
     required: tuple[tuple[int, ...], ...] = ()
     headed: frozenset[int] = frozenset()
     heads: frozenset[int] = frozenset()
+    words: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def folded_seed(self) -> int:

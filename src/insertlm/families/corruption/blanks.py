@@ -67,6 +67,14 @@ class Blanks:
         """[B, MOST] bool"""
         return torch.arange(MOST, device=self.count.device) < self.count[:, None]
 
+    def words(self, tokens: Tensor, traits: Tensor) -> Tensor:
+        """How many words each gap holds, [B, MOST]. tokens: [B, L]   traits: [V] uint8"""
+        trait = traits[tokens]
+        starts = (trait & STARTS_WORD > 0) & (trait & MARKS == 0)
+        starts[:, 0] = True
+        before = torch.nn.functional.pad(running_sum(starts), (1, 0))
+        return before.gather(1, self.end) - before.gather(1, self.begin)
+
     def gap_of(self, width: int) -> Tensor:
         """The number of the gap each token is in, from 1; 0 for those that stay. [B, width]"""
         column = torch.arange(width, device=self.count.device)

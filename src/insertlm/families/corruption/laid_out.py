@@ -1,8 +1,14 @@
-"""A batch for the filler: texts with <blank> where a gap is, then the tokens of each gap behind its <fill>."""
+"""A batch for the filler: texts with <blank> where a gap is, then the tokens of each gap behind its <fill>.
+
+A blank may carry a hint, about how many words belong into it. Then its fill begins with another token than <fill>: one
+of `HINTS`, which stand for numbers of words and are rows of the embedding behind the vocabulary's.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +18,26 @@ from insertlm.core.packing import Packing, running_sum
 from insertlm.families.base import Noise, Rows
 from insertlm.families.corruption.blanks import MOST, Blanks
 
-__all__ = ["Laid", "lay_out"]
+__all__ = ["HINTS", "Laid", "Layout", "hint_of", "lay_out"]
 
 _DROPOUT = 0  # stream of noise
+
+# A hint stands for as many words as it says, up to one less than the next one: exact where people count words.
+HINTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192)
+
+
+class Layout(NamedTuple):
+    """jump: positions that stay free behind a blank   blank, fill, end: ids   hints: the id of the first of HINTS"""
+
+    jump: int
+    blank: int
+    fill: int
+    end: int
+    hints: int
+
+    def opening(self, words: int | None) -> int:
+        """The token with which the fill of a blank begins. words: about how many belong there; None: not known"""
+        return self.fill if words is None else self.hints + bisect_right(HINTS, words) - 1
 
 
 @dataclass(frozen=True)
@@ -22,7 +45,7 @@ class Laid:
     """A batch, packed: given rows, then those of the fills.
 
     tokens, positions: [T]   dropout: [T] int32 keys   packing: of the T rows
-    given: how many columns of its matrix hold what is given
+    order: [T] int32, see PackedAttention: 0 for what is given, then the order in which rows of fills are written
     rows: [P] packed rows that predict   words: [P] what comes next there   real: [P] bool, False in the spare tail
     """
 
@@ -30,18 +53,32 @@ class Laid:
     positions: Tensor
     dropout: Tensor
     packing: Packing
-    given: int
+    order: Tensor
     rows: Tensor
     words: Tensor
     real: Tensor
 
 
+def hint_of(words: Tensor) -> Tensor:
+    """The place in HINTS of each number of words."""
+    return torch.bucketize(words, torch.tensor(HINTS, device=words.device), right=True) - 1
+
+
 def lay_out(
-    rows: Rows, blanks: Blanks, noise: Noise, jump: int, blank: int, fill: int, eos: int, capacity: int | None = None
+    rows: Rows,
+    blanks: Blanks,
+    noise: Noise,
+    layout: Layout,
+    capacity: int | None = None,
+    *,
+    openings: Tensor | None = None,
+    in_step: Tensor | None = None,
 ) -> Laid:
     """Put the tokens of each gap behind the text, in which a blank takes their place.
 
-    rows: what is given ends with <bos>   blank, fill, eos: ids   capacity: rows of the buffer, see Packing
+    rows: what is given ends with <bos>   capacity: rows of the buffer, see Packing
+    openings: [B, MOST], the ids with which fills begin, if some carry a hint
+    in_step: [B] bool, whose blanks are written in step, a token in each, and not one after the other
     """
     batch, width = rows.target.shape
     device = rows.target.device
@@ -62,22 +99,27 @@ def lay_out(
     given = front + text.shape[1]
 
     words = torch.nn.functional.pad(rows.target, (0, 1))
+    opening = torch.full_like(begins, layout.fill)
+    if openings is not None:
+        opening = torch.nn.functional.pad(openings, (1, 0)).gather(1, begins)
     tokens = torch.cat(
         [
             rows.given,
-            _interleave(torch.full_like(begins, blank), rows.target),
-            _interleave(torch.full_like(begins, fill), rows.target),
+            _interleave(torch.full_like(begins, layout.blank), rows.target),
+            _interleave(opening, rows.target),
         ],
         1,
     )
     # Where each gap's <blank> stands: behind what is given before it, and the jumps of the blanks to its left.
     size = (blanks.end - blanks.begin) * blanks.used
     gone = running_sum(size) - size
-    at = rows.given_length[:, None] + blanks.begin - gone + (number - 1) * (1 + jump)  # [B, MOST]
+    at = rows.given_length[:, None] + blanks.begin - gone + (number - 1) * (1 + layout.jump)  # [B, MOST]
     at = torch.nn.functional.pad(at, (1, 0))  # gap 0: none
     place = packing.where - packing.starts[:, None]
-    jumps = jump * running_sum(_interleave(markers.long(), torch.zeros_like(rows.target)))
-    jumps = jumps - jump * _interleave(markers.long(), torch.zeros_like(rows.target))  # a blank is before its own jump
+    jumps = layout.jump * running_sum(_interleave(markers.long(), torch.zeros_like(rows.target)))
+    jumps = jumps - layout.jump * _interleave(
+        markers.long(), torch.zeros_like(rows.target)
+    )  # a blank is before its own jump
     start = torch.nn.functional.pad(blanks.begin, (1, 0))
     offset = 1 + column - start.gather(1, gap)
     positions = torch.cat(
@@ -88,11 +130,18 @@ def lay_out(
         ],
         1,
     )
+    # One blank after the other: rows are written as they lie in memory. In step: the k-th rows of all fills come
+    # together.
+    written = 1 + torch.arange(fills.shape[1], device=device).expand(batch, -1)
+    if in_step is not None:
+        together = 1 + _interleave(torch.zeros_like(begins), offset)
+        written = torch.where(in_step[:, None], together, written)
+    order = torch.cat([torch.zeros_like(place[:, :given]), written], 1)
     # What comes next: behind <fill> the first token of its gap, behind a token the next one; behind the last, the end.
     after = torch.nn.functional.pad(gap, (0, 2))
     next_word = torch.cat([words, words[:, -1:]], 1)
-    behind_marker = torch.where(after[:, : width + 1] == begins, next_word[:, : width + 1], eos)
-    behind_token = torch.where(after[:, 1 : width + 1] == gap, next_word[:, 1 : width + 1], eos)
+    behind_marker = torch.where(after[:, : width + 1] == begins, next_word[:, : width + 1], layout.end)
+    behind_token = torch.where(after[:, 1 : width + 1] == gap, next_word[:, 1 : width + 1], layout.end)
     keys = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, place)
     predicted = Packing(fills, capacity)
     return Laid(
@@ -100,7 +149,7 @@ def lay_out(
         positions=packing.pack(positions),
         dropout=packing.pack(keys).int(),
         packing=packing,
-        given=given,
+        order=packing.pack(order).int(),
         rows=predicted.pack(packing.where[:, given:]),
         words=predicted.pack(_interleave(behind_marker, behind_token)),
         real=predicted.pack(fills),

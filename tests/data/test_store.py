@@ -201,6 +201,25 @@ def test_a_store_that_was_cut_is_named(tmp_path: Path, cache: Path, name: str) -
         open_store([source], TOKENIZER, Options(block=200))
 
 
+def test_long_documents_are_split_into_passages_of_whole_sentences(tmp_path: Path) -> None:
+    """None is lost, and all of a document go to its split."""
+    long = [" ".join(f"Bird {i} saw mat {k}." for k in range(60)) for i in range(40)]
+    options = Options(block=100, longer="split", shares=THREE)
+    found = open_store([written(tmp_path, stories=[*long, *STORIES[:5]])], TOKENIZER, options)
+    seen = list[str]()
+    for store in found.values():
+        texts = read(store)
+        assert all(text in STORIES[:5] or text.startswith("Bird") for text in texts)
+        numbers = {text.split()[1] for text in texts if text.startswith("Bird")}
+        assert not numbers & {*seen}
+        seen += numbers
+        for number in numbers:
+            mine = [text for text in texts if text.startswith(f"Bird {number} ")]
+            assert " ".join(mine) == long[int(number)]
+            assert len({len(text) for text in mine}) > 1
+    assert len(seen) == 40
+
+
 def test_excerpts_are_sentences_in_a_row_beside_their_documents(tmp_path: Path) -> None:
     stories = [f"The cat {i} sat. Then the dog {i} ran! The mat {i} was red. It was {i}." for i in range(120)]
     plain, more = (

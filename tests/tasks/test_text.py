@@ -121,7 +121,7 @@ def test_a_recipe_names_files_and_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "line"),
     [
-        ({"longer": "cut"}, "task.longer: expected one of truncate, skip, got 'cut'"),
+        ({"longer": "cut"}, "task.longer: expected one of truncate, skip, split, got 'cut'"),
         ({"blok": 3}, "task.blok: unknown key; did you mean block?"),
         ({"block": 4000}, "recipe: the task has rows of 4002 tokens; model.max_length is 2048"),
         ({"train": 3.5}, "task.train: expected str or array, got 3.5"),

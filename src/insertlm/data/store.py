@@ -59,7 +59,7 @@ class Manifest(msgspec.Struct):
         """What a user should know."""
         lines = [f"{self.bad:,} lines hold no document: {'; '.join(self.named)}"] if self.bad else []
         if self.longer:
-            what = "cut" if options.longer == "truncate" else "left out"
+            what = {"truncate": "cut", "skip": "left out", "split": "split into passages"}[options.longer]
             lines.append(f"{self.longer:,} documents have more than {options.block} tokens and were {what}")
         return lines
 

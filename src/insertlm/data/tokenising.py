@@ -37,7 +37,7 @@ from insertlm.data import sources as reading
 from insertlm.data.sources import Document, Separator, TextSource, text_of
 from insertlm.data.textfiles import Kind
 from insertlm.text.detokenise import Detokeniser, detokeniser
-from insertlm.text.sentences import excerpt
+from insertlm.text.sentences import excerpt, lines_and_sentences, passages
 from insertlm.text.subwords import SubwordTokenizer
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
     "process_count",
 ]
 
-Longer = Literal["truncate", "skip"]
+Longer = Literal["truncate", "skip", "split"]
 
 NAMED = 5  # bad lines that are named, of all that are counted
 _CHUNK = 1 << 20  # bytes of documents that are encoded at a time
@@ -132,6 +132,8 @@ class Encoder:
         longer = len(found) - len(kept)
         if self.options.longer == "truncate":
             kept = [(text, ids[:block]) for text, ids in found]
+        elif self.options.longer == "split":
+            kept += self._passages([text for text, ids in found if len(ids) > block])
         kept += self._excerpts(list(texts.values()))
         return Chunk(
             splits=self._splits([text for text, _ in kept]),
@@ -141,6 +143,17 @@ class Encoder:
             bad=len(bad),
             named=bad[:NAMED],
         )
+
+    def _passages(self, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
+        """Each with the text it is from, which decides its split."""
+        found = [(text, lines_and_sentences(text)) for text in texts]
+        sizes = iter(self.tokenizer.encode_many([text[a:b] for text, ranges in found for a, b in ranges]))
+        block, parts = self.options.block, list[tuple[str, str]]()
+        for text, ranges in found:
+            parts += [(text, part) for part in passages(text, [len(next(sizes)) for _ in ranges], block)]
+        encoded = self.tokenizer.encode_many([part for _, part in parts])
+        # A sentence by itself may have a token less than in its passage, where a space may be before it.
+        return [(text, ids) for (text, _), ids in zip(parts, encoded, strict=True) if 0 < len(ids) <= block]
 
     def _excerpts(self, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
         """Each with the text it is from, which decides its split."""

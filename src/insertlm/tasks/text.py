@@ -69,7 +69,7 @@ class Text(Task, frozen=True, kw_only=True, tag="text"):
     share: Share = 0.01  # of the training files' documents, for each split that has no files
     vocabulary: str = msgspec.field(name="tokenizer")  # tokenizer.json, BERT's vocab.txt, their folder or a hub name
     block: Count  # most tokens of a document
-    longer: Longer = "truncate"  # what to do with documents that have more: truncate or skip
+    longer: Longer = "truncate"  # what to do with documents that have more: truncate, skip, or split into passages
     excerpts: Fraction = 0.0  # share of the documents of which some consecutive sentences become a document too
     documents: Separator = "line"  # of .txt: a document is a line, or what stands between blank lines
     detokenise: Detokeniser = "none"  # lm1b: join its tokens to plain text

@@ -11,10 +11,10 @@ from torch import Tensor
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
 from insertlm.storage import checkpoints
-from insertlm.storage.hub import fetch, is_hub_id
+from insertlm.storage.hub import fetch, has_file, is_hub_id
 from insertlm.storage.weights import unpack
 
-__all__ = ["bundled", "find", "is_bundled", "read_weights"]
+__all__ = ["bundled", "find", "is_bundled", "is_ours", "read_weights"]
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 
@@ -43,6 +43,17 @@ def find(name: str) -> Path:
         return fetch(name)
     known = f", or a bundled model ({', '.join(names)})" if (names := bundled()) else ""
     raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
+
+
+def is_ours(name: str) -> bool:
+    """Whether this names a model of ours, or something that is none at all, and not a pretrained one of others: a
+    folder of transformers, a GGUF file, or such a folder on the Hub."""
+    place = Path(name)
+    if place.suffix == ".gguf":
+        return False
+    if name in bundled() or place.is_dir():
+        return (place / "recipe.yaml").is_file() or not (place / "config.json").is_file()
+    return not is_hub_id(name) or has_file(name, "recipe.yaml")
 
 
 def read_weights(folder: Path, checkpoint: str | int = "last") -> tuple[dict[str, Tensor], int | None]:

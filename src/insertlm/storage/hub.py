@@ -10,7 +10,7 @@ from pathlib import Path
 from insertlm.core.errors import InsertlmError
 from insertlm.core.version import VERSION
 
-__all__ = ["FILES", "fetch", "is_hub_id", "name_of", "push"]
+__all__ = ["FILES", "fetch", "has_file", "is_hub_id", "name_of", "push"]
 
 FILES = (  # of an export
     "README.md",
@@ -43,6 +43,14 @@ def fetch(name: str) -> Path:
     if not (folder / "recipe.yaml").is_file():
         raise InsertlmError(f"{name}: the Hub has no recipe.yaml there; expected what insertlm export --push wrote")
     return folder
+
+
+def has_file(name: str, file: str) -> bool:
+    """Whether the repository of that name has this file, on the Hub or, without a connection, in the cache."""
+    with _talking(f"{name}: no folder here, and the Hub gives none"):
+        from huggingface_hub import snapshot_download
+
+        return (Path(snapshot_download(name, allow_patterns=[file], library_name="insertlm")) / file).is_file()
 
 
 def name_of(folder: Path) -> str:

@@ -27,12 +27,12 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason, write_atomically
 from insertlm.text.tokenizers import Specials
 
-__all__ = ["LEAST_SIZE", "SubwordTokenizer", "load_tokenizer", "train_bpe"]
+__all__ = ["LEAST_SIZE", "SubwordTokenizer", "has_tokenizer", "load_tokenizer", "train_bpe"]
 
 # Names of our special tokens, here and in other vocabularies. The first one that a vocabulary has counts.
 _NAMES: dict[str, tuple[str, ...]] = {
     "stop": ("<stop>", "[CLS]", "<cls>"),
-    "bos": ("<bos>", "[BOS]", "<s>", "<|begin_of_text|>"),
+    "bos": ("<bos>", "[BOS]", "<s>", "<|begin_of_text|>", "<|im_start|>"),
     "eos": ("<eos>", "[EOS]", "</s>", "<|end_of_text|>", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]"),
     "pad": ("<pad>", "[PAD]"),
@@ -43,22 +43,25 @@ LEAST_SIZE = 256 + len(Specials._fields)  # of a BPE vocabulary: all bytes and t
 
 
 class SubwordTokenizer:
-    """A tokenizer of the Hugging Face library behind the `Tokenizer` protocol. name: for messages"""
+    """A tokenizer of the Hugging Face library behind the `Tokenizer` protocol.
+
+    name: for messages   known: how many ids it had before special tokens were added
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer, name: str = "tokenizer") -> None:
         inner.encode_special_tokens = True  # as the characters they are made of, in spite of the name
         inner.no_truncation()
         inner.no_padding()
         self.name, self._inner = name, inner
-        self._known = max(inner.get_vocab().values(), default=-1) + 1
-        behind = count(self._known)
+        self.known = max(inner.get_vocab().values(), default=-1) + 1
+        behind = count(self.known)
         found = (_find(inner, role) for role in Specials._fields)
         self.specials = Specials._make(next(behind) if i is None else i for i in found)
         self._words = _WordCache(self._encode_whole) if _splits_at_blanks(self.json) else None
 
     @cached_property
     def size(self) -> int:
-        return max(self._known, *(i + 1 for i in self.specials))
+        return max(self.known, *(i + 1 for i in self.specials))
 
     @cached_property
     def writable(self) -> list[int]:
@@ -184,14 +187,16 @@ def train_bpe(texts: Iterable[str], size: int) -> SubwordTokenizer:
 
 # --- Loading
 
+_FILES = ("tokenizer.json", "vocab.txt")  # of a folder
+
 
 def load_tokenizer(source: str) -> SubwordTokenizer:
-    """From a tokenizer.json, a BERT vocab.txt, a folder with either, or by a name on the Hugging Face hub."""
+    """From a tokenizer.json, a BERT vocab.txt, a folder with either, a GGUF file, or by a name on the Hugging Face
+    hub."""
     place = Path(source)
     try:
         if place.is_dir():
-            files = (place / name for name in ("tokenizer.json", "vocab.txt"))
-            place = next((path for path in files if path.is_file()), place)
+            place = next((place / name for name in _FILES if (place / name).is_file()), place)
         if place.is_file():
             return _read(place, place.stat().st_mtime_ns)
         exists = place.exists()
@@ -199,16 +204,25 @@ def load_tokenizer(source: str) -> SubwordTokenizer:
         raise InsertlmError(f"{source}: cannot be read: {reason(error)}") from error
     if exists:
         raise InsertlmError(f"{source}: no tokenizer there; expected a folder with tokenizer.json or vocab.txt")
-    if place.suffix in (".json", ".txt") or place.is_absolute():
+    if place.suffix in (".json", ".txt", ".gguf") or place.is_absolute():
         raise InsertlmError(f"{source}: no such tokenizer; make one with: insertlm data tokenizer FILES --out {source}")
     return _fetch(source)
+
+
+def has_tokenizer(source: str) -> bool:
+    """Whether there is one beside the weights of a model, or in their file."""
+    place = Path(source)
+    return not place.is_dir() or any((place / name).is_file() for name in _FILES)
 
 
 @lru_cache(maxsize=8)
 def _read(path: Path, changed: int) -> SubwordTokenizer:
     """changed: when the file was changed last, so that a new one is not taken for the cached one"""
     try:
-        inner = _bert(path) if path.suffix == ".txt" else tokenizers.Tokenizer.from_file(str(path))
+        if path.suffix == ".gguf":
+            inner = _from_gguf(path)
+        else:
+            inner = _bert(path) if path.suffix == ".txt" else tokenizers.Tokenizer.from_file(str(path))
     except InsertlmError:
         raise
     except Exception as error:  # the library raises nothing narrower
@@ -226,6 +240,18 @@ def _fetch(name: str) -> SubwordTokenizer:
             "tokenizer.json, vocab.txt, a folder with one of them, or a hub name and a connection"
         ) from error
     return SubwordTokenizer(inner, name)
+
+
+def _from_gguf(path: Path) -> tokenizers.Tokenizer:
+    """transformers knows how the vocabularies of GGUF files are to be read."""
+    try:
+        import gguf  # noqa: F401  # what transformers reads the file with
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise InsertlmError(f"{path}: reading it needs transformers and gguf; pip install 'insertlm[text]'") from error
+    found = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    # A copy, since we change its settings.
+    return tokenizers.Tokenizer.from_str(found.backend_tokenizer.to_str())
 
 
 class _BertSettings(msgspec.Struct):

@@ -71,12 +71,13 @@ def lay_out(
     layout: Layout,
     capacity: int | None = None,
     *,
+    most: int | None = None,
     openings: Tensor | None = None,
     in_step: Tensor | None = None,
 ) -> Laid:
     """Put the tokens of each gap behind the text, in which a blank takes their place.
 
-    rows: what is given ends with <bos>   capacity: rows of the buffer, see Packing
+    rows: what is given ends with <bos>   capacity: rows of the buffer, see Packing   most: of these may predict
     openings: [B, MOST], the ids with which fills begin, if some carry a hint
     in_step: [B] bool, whose blanks are written in step, a token in each, and not one after the other
     """
@@ -116,10 +117,8 @@ def lay_out(
     at = rows.given_length[:, None] + blanks.begin - gone + (number - 1) * (1 + layout.jump)  # [B, MOST]
     at = torch.nn.functional.pad(at, (1, 0))  # gap 0: none
     place = packing.where - packing.starts[:, None]
-    jumps = layout.jump * running_sum(_interleave(markers.long(), torch.zeros_like(rows.target)))
-    jumps = jumps - layout.jump * _interleave(
-        markers.long(), torch.zeros_like(rows.target)
-    )  # a blank is before its own jump
+    marked = _interleave(markers.long(), torch.zeros_like(rows.target))
+    jumps = layout.jump * (running_sum(marked) - marked)  # a blank is before its own jump
     start = torch.nn.functional.pad(blanks.begin, (1, 0))
     offset = 1 + column - start.gather(1, gap)
     positions = torch.cat(
@@ -143,7 +142,9 @@ def lay_out(
     behind_marker = torch.where(after[:, : width + 1] == begins, next_word[:, : width + 1], layout.end)
     behind_token = torch.where(after[:, 1 : width + 1] == gap, next_word[:, 1 : width + 1], layout.end)
     keys = hash32(noise.seed, noise.example[:, None], noise.epoch[:, None], _DROPOUT, place)
-    predicted = Packing(fills, capacity)
+    if most is not None:
+        fills = fills & (running_sum(fills.flatten()).view_as(fills) <= most)
+    predicted = Packing(fills, capacity if most is None else most)
     return Laid(
         tokens=packing.pack(tokens),
         positions=packing.pack(positions),

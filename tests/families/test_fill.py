@@ -323,7 +323,7 @@ def test_ends_are_drawn_as_often_as_they_are_likely() -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (Prompt([], 0, [0, 1, 2, 3]), "a filler has learnt texts with up to 4 blanks; got 5"),
+        (Prompt([], 0, [0, 1, 2, 3, 4, 5]), "a filler has learnt texts with up to 6 blanks; got 7"),
         (Prompt([], 0, [0], frozenset({1}), required=((2,),)), "kept from writing single tokens; a word is required"),
         (Prompt([], 0, [0], frozenset({1}), banned=((2, 3),)), "kept from writing single tokens"),
     ],

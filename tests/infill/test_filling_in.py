@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -193,7 +194,9 @@ def test_an_it_fills_in_and_an_arm_goes_on() -> None:
     assert result.text.startswith("a ")
     [result] = filled(build(ArmConfig()), Request("a b ___"))
     assert result.text.startswith("a b ")
-    with pytest.raises(InsertlmError, match=r"this family writes at the end of the text alone"):
+    with pytest.raises(
+        InsertlmError, match=r"^this model writes at the end of a text alone; expected one ___, at the end$"
+    ):
         filled(build(ArmConfig()), Request("a ___ b"))
     for config in (ArmConfig(), ItConfig()):
         with pytest.raises(InsertlmError, match=r"^this family cannot keep to bounds of gaps"):
@@ -213,7 +216,7 @@ def test_an_it_fills_in_and_an_arm_goes_on() -> None:
         ),
         (Request("é" * 100 + "___"), "the text has 200 tokens and its 1 blanks need 1 or more; the model takes 198"),
         (Request("___", min_length=3, max_length=2), "expected 0 <= min_length <= max_length, got 3 and 2"),
-        (Request("___", min_length=-1), "expected 0 <= min_length <= max_length, got -1 and None"),
+        (Request("___", min_length=-1), "min_length: expected a whole number of at least 0, got -1"),
         (Request("___", max_length=[1, 2]), "max_length: expected a number, or one for each of the 1 blanks, got 2"),
         (Request("___", banned=[" "]), "banned: expected words, got an empty one"),
         (Request("___", required=[""]), "the model cannot write ''; expected other required words"),
@@ -294,9 +297,12 @@ def test_the_command_shows_the_order(command: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("--max 2", "its blanks are as full as --max allows, after 2 tokens; raise it for longer ones"),
+        ("--max 2", "it was ended by --max after 2 tokens; raise it for longer fills"),
         ("--decode.max_tokens 1", "it reached --decode.max_tokens after 1 token; raise it for a longer text"),
-        ("--decode.max_steps 3", "it reached --decode.max_steps after 3 tokens; raise it for a longer text"),
+        (
+            "--decode.max_steps 3",
+            "it reached --decode.max_steps after 3 tokens; for a longer text raise it, or give --decode.max_tokens",
+        ),
         (
             "--decode.max_length 9",
             "it is as long as the model (or --decode.max_length) allows, after 4 tokens; shorten what is given",
@@ -398,10 +404,66 @@ def test_the_method_of_a_model(few: Family) -> None:
     first, second = model.infill("a ___ b", samples=2, seed=3, max_length=3, top_p=0.9)
     assert first.text == model.infill("a ___ b", seed=3, max_length=3, top_p=0.9)[0].text
     assert second.text == model.infill("a ___ b", seed=4, max_length=3, top_p=0.9)[0].text
-    for wrong in ({"samples": 0}, {"batch_size": 0}, {"seed": -1}):
-        with pytest.raises(InsertlmError, match=r"^infill: expected samples >= 1, batch_size >= 1 and 0 <= seed"):
-            model.infill("a ___", **cast(Any, wrong))
-    odd: list[Any] = [{"text": ["a ___"]}, {"text": None}, {"banned": "cat"}, {"required": "cat"}]
-    for wrong in odd:
-        with pytest.raises(InsertlmError, match=r"^infill: expected one text, and lists of banned and required words$"):
-            model.infill(**{"text": "a ___", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"samples": 0}, "samples: expected a whole number of at least 1, got 0"),
+        ({"samples": 2.5}, "samples: expected a whole number of at least 1, got 2.5"),
+        ({"batch_size": "x"}, "batch_size: expected a whole number of at least 1, got 'x'"),
+        ({"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
+        ({"seed": 1.5}, "seed: expected a whole number of at least 0, got 1.5"),
+        ({"seed": "1"}, "seed: expected a whole number of at least 0, got '1'"),
+        ({"seed": True}, "seed: expected a whole number of at least 0, got True"),
+        ({"seed": 1 << 62}, f"seed: expected a whole number of at most {(1 << 62) - 1}, got {1 << 62}"),
+        ({"max_length": 2.0}, "max_length: expected a whole number of at least 0, got 2.0"),
+        ({"max_length": "3"}, "max_length: expected a whole number of at least 0, got '3'"),
+        ({"min_length": [True]}, "min_length: expected a whole number of at least 0, got True"),
+        ({"max_length": 10**20}, f"max_length: expected a whole number of at most 1000000000, got {10**20}"),
+        ({"words": -1}, "words: expected a whole number of at least 0, got -1"),
+        ({"banned": None}, "banned: expected a list of words, got None"),
+        ({"banned": "cat"}, "banned: expected a list of words, got 'cat'"),
+        ({"banned": [1]}, "banned: expected words, got 1"),
+        ({"required": "cat"}, "required: expected a list of words, got 'cat'"),
+        (
+            {"required": ["a\0"]},
+            "required: a word has the control character U+0000 at character 1; expected none but tabs and line ends",
+        ),
+        (
+            {"banned": ["cat", "\x1b"]},
+            "banned: a word has the control character U+001B at character 0; expected none but tabs and line ends",
+        ),
+        (
+            {"banned": ["\udc80"]},
+            "banned: a word is not Unicode at character 0; expected characters that UTF-8 can hold",
+        ),
+        ({"blanks": "x"}, "blanks: expected pairs of whole numbers, got 'x'"),
+        ({"blanks": 3}, "blanks: expected pairs of whole numbers, got 3"),
+        ({"blanks": [(0.5, 1)]}, "blanks: expected pairs of whole numbers, got [(0.5, 1)]"),
+        ({"blanks": [1]}, "blanks: expected pairs of whole numbers, got [1]"),
+        ({"text": ["a ___"]}, "text: expected one text, got ['a ___']"),
+        ({"text": None}, "text: expected one text, got None"),
+    ],
+)
+def test_wrong_arguments_are_one_line(few: Family, wrong: dict[str, Any], line: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(InsertlmError) as caught:
+            text_model(few).infill(**{"text": "a ___", "stream": stream, **wrong})
+        assert str(caught.value) == line
+
+
+def test_numbers_of_numpy_are_numbers(few: Family) -> None:
+    model = text_model(few)
+    arguments: list[dict[str, Any]] = [
+        {
+            "seed": kind(5),
+            "max_length": [kind(2)],
+            "samples": kind(2),
+            "temperature": real(0.5),
+            "blanks": [(kind(2),) * 2],
+        }
+        for kind, real in ((int, float), (np.int64, np.float32))
+    ]
+    ours, numpys = ([each.text for each in model.infill("a  b", **some)] for some in arguments)
+    assert ours == numpys

@@ -86,7 +86,7 @@ def test_max_tokens_counts_tokens(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variable"), [(["--api-key", "sesame"], ""), (["--api-key", "sesame"], "other"), ([], " sesame\n")]
+    ("arguments", "variable"), [(["--api-key", "sesame"], ""), (["--api-key", "sesame"], "other"), ([], " sesame ")]
 )
 def test_the_command_passes_on_its_limits_and_its_key(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], variable: str

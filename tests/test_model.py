@@ -201,7 +201,8 @@ def test_numbers_of_numpy_are_numbers(assets: Path) -> None:
     [path] = model.generate([GRAPH], seed=3, temperature=0.5, top_k=2)
     [same] = model.generate([GRAPH], seed=cast(int, np.int64(3)), temperature=np.float32(0.5), top_k=np.int32(2))
     assert path == same
-    assert model.decode(np.array(path.ids)) == model.decode(torch.tensor(path.ids)) == model.decode(path.ids)
+    arrays: list[Any] = [np.array(path.ids), torch.tensor(path.ids)]
+    assert [model.decode(array) for array in arrays] == [model.decode(path.ids)] * 2
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,25 @@ def test_the_command_passes_on_its_limits_and_its_key(
     assert codes == [401, 200]
 
 
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("", "INSERTLM_API_KEY: expected a key, got an empty one; leave it out to serve everyone"),
+        (" ", "INSERTLM_API_KEY: expected a key, got an empty one; leave it out to serve everyone"),
+        ("sesame\n", "INSERTLM_API_KEY: expected a key of ASCII characters alone, without line ends"),
+        ("ses\ame", "INSERTLM_API_KEY: expected a key of ASCII characters alone, without line ends"),
+        ("sésame", "INSERTLM_API_KEY: expected a key of ASCII characters alone, without line ends"),
+    ],
+)
+def test_a_key_that_is_none_starts_no_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, line: str
+) -> None:
+    monkeypatch.setattr(uvicorn, "run", None)
+    monkeypatch.setenv("INSERTLM_API_KEY", key)
+    assert main(["serve", "star-hard-mini", "--device", "cpu", "--port", "0"]) == 2
+    assert capsys.readouterr().err == f"insertlm: {line}\n"
+
+
 def test_a_key_is_a_bearer(serve: Serve) -> None:
     with serve(key="sesame") as running, running.client() as client:
         kinds = ("Basic sesame", "sesame", "bearer sesame")

@@ -78,7 +78,7 @@ class FillConfig(FamilyConfig, frozen=True, kw_only=True, tag="fill"):
 
 class Filler(Family):
     framing = 1 + 2 * MOST
-    abilities = Abilities(stop_threshold=True, supports_constraints=True, takes_hints=True)
+    abilities = Abilities(stop_threshold=True, supports_constraints=True, takes_hints=True, left_to_right=True)
     traits: Tensor
 
     def __init__(self, config: FillConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -342,9 +342,8 @@ def _short_backward(
     sizes = (heads, key_heads, dim, tile, span, *kinds, apart)
     _short_gradient_kernel[grid](q, k, v, cu, *sight, out, mass, grad, *gradients, *factors, *sizes, num_warps=4)
     if apart:
-        grid, sizes = (len(cu) - 1, heads, triton.cdiv(longest, span)), (heads, key_heads, dim, span, *kinds)
-        states = (out, mass, grad, gradients[0], *factors)
-        _query_gradient_kernel[grid](q, k, v, cu, *sight, *states, *sizes, num_warps=4)
+        grid, states = (len(cu) - 1, heads, triton.cdiv(longest, span)), (out, mass, grad, gradients[0], *factors)
+        _query_gradient_kernel[grid](q, k, v, cu, *sight, *states, heads, key_heads, dim, span, *kinds, num_warps=4)
     return gradients
 
 

@@ -6,7 +6,8 @@ Of every example one of three things is drawn:
   and a share of the text that is divided among the gaps is the most, so gaps are the shorter the more there are. Gaps
   of words have no more than a long phrase: who leaves out more leaves out sentences. Some gaps are empty, so that a
   model learns that a blank may stay so. Between two gaps stands at least one unit.
-- **suffix**: all that follows some word is missing, so that a model learns to write on.
+- **suffix**: all that follows some word is missing, so that a model learns to write on. That is not a blank at the end
+  of a text, which is a phrase or a sentence like any other blank, so it is marked.
 - **everything**: nothing is given, so that a model learns to write from nothing.
 
 What a unit is follows from the tokens alone (see text/units.py): the corpus need not know of blanks.
@@ -58,11 +59,13 @@ class Blanks:
     """The gaps of a batch, from left to right. Unused ones come last and begin behind the text.
 
     count: [B], how many an example has   begin, end: [B, MOST], the first token of each, and the first behind it
+    onward: [B] bool, whether the text is to be written on: its only gap is no blank that somebody left at its end
     """
 
     count: Tensor
     begin: Tensor
     end: Tensor
+    onward: Tensor
 
     @property
     def used(self) -> Tensor:
@@ -124,7 +127,7 @@ def _cut(
     seed: int,
     example: Tensor,
     epoch: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """An operator of its own: torch 2.11's compiler fails on what it makes of the draws, and they are no hot spot."""
     noise = Noise(seed, example, epoch)
     kind = uniform(*noise, _KIND)
@@ -143,13 +146,14 @@ def _cut(
     real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
     before = torch.where(real, unit, torch.iinfo(torch.int64).max)[:, None]  # [B, 1, L]
     begin, end = ((before < edge[:, :, None]).sum(2) for edge in (start, start + size))
-    return count, begin, _without_marks(tokens, traits, begin, end, whole, noise)
+    return count, begin, _without_marks(tokens, traits, begin, end, whole, noise), writing_on & ~from_nothing
 
 
 @_cut.register_fake
-def _(tokens: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(tokens: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     count = tokens.new_empty(tokens.shape[0], dtype=torch.int64)
-    return count, count.new_empty(tokens.shape[0], MOST), count.new_empty(tokens.shape[0], MOST)
+    begin, end = (count.new_empty(tokens.shape[0], MOST) for _ in range(2))
+    return count, begin, end, count.new_empty(tokens.shape[0], dtype=torch.bool)
 
 
 def _without_marks(tokens: Tensor, traits: Tensor, begin: Tensor, end: Tensor, whole: Tensor, noise: Noise) -> Tensor:

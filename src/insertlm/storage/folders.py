@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -45,7 +46,7 @@ def find(name: str) -> Path:
     raise InsertlmError(f"{name}: no model there; expected a run folder with recipe.yaml{known}")
 
 
-def read_weights(folder: Path, checkpoint: str | int = "last") -> tuple[dict[str, Tensor], int | None]:
+def read_weights(folder: Path, checkpoint: str | int = "last") -> tuple[Mapping[str, Tensor], int | None]:
     """Released weights, or the averaged ones of one of a run's checkpoints and its step. checkpoint: last, best or the
     number of its step"""
     released = folder / "model.safetensors"

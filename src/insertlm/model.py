@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -28,6 +28,7 @@ from insertlm.infill.stream import Stream
 from insertlm.recipe import Recipe, build_family, change_decode, load_recipe, override_decode
 from insertlm.storage.folders import bundled, find, is_bundled, read_weights
 from insertlm.storage.hub import name_of
+from insertlm.storage.weights import Unpacked
 from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
@@ -299,25 +300,29 @@ def load(
     name_or_path: str | Path = BUNDLED,
     device: str | None = None,
     *,
-    halved: bool = False,
+    halved: bool | None = None,
     checkpoint: str | int = "last",
 ) -> Model:
     """A bundled model by name, a run folder of `insertlm train`, a folder of `insertlm export`, or the id of one on the
     Hugging Face Hub, `"owner/name"` (if there is no folder `owner` here).
 
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
-    halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it; but what
-    is written together may then, in rare cases, differ from what is written alone.
+    halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it, and half
+    the memory; but what is written together may then, in rare cases, differ from what is written alone. Unless said
+    otherwise, this is done with weights of a few bits, on a CPU with such instructions.
     checkpoint: of a run, "last", "best" (the one that validated best, see train.keep_best) or the number of its step.
     """
     target = choose_device(device)
     folder = find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
     recipe = msgspec.structs.replace(recipe, task=recipe.task.with_files(folder))
-    family = build_family(recipe)
     weights, step = read_weights(folder, checkpoint)
+    if halved is None:
+        halved = isinstance(weights, Unpacked) and weights.in_groups and _has_bf16()
+    # Weights go straight to the precision and the device where they will be used.
+    family = prepare(build_family(recipe, drawn=False), target, halved)
     _fill(family, weights, folder)
-    return Model(prepare(family, target, halved), recipe, folder, step)
+    return Model(family, recipe, folder, step)
 
 
 def prepare(family: Family, device: torch.device, halved: bool = False) -> Family:
@@ -347,15 +352,25 @@ def choose_device(name: str | None = None) -> torch.device:
     return device
 
 
-def _fill(family: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+def _has_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware."""
+    ask = getattr(torch.cpu, "get_capabilities", None)  # older versions of torch lack it
+    found: Mapping[str, object] = ask() if ask else {}
+    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def _fill(family: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Weights of any float type into the model's own, if every name and shape fits."""
-    # load_state_dict checks this too, but its message lists every name and does not say which folder.
-    expected = {name: tuple(value.shape) for name, value in family.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    if expected != found:
-        name = min(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
-        raise InsertlmError(
-            f"{folder}: the weights do not fit the recipe: {name} is {found.get(name, 'missing')}, "
-            f"expected {expected.get(name, 'nothing of that name')}"
-        )
-    family.load_state_dict(weights)
+    # load_state_dict checks this too, but its message lists every name and does not say which folder; and it wants all
+    # weights in memory at once.
+    own = family.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        value = weights.get(name)
+        found, expected = (None if x is None else tuple(x.shape) for x in (value, own.get(name)))
+        if found != expected:
+            raise InsertlmError(
+                f"{folder}: the weights do not fit the recipe: {name} is {found or 'missing'}, "
+                f"expected {expected or 'nothing of that name'}"
+            )
+        if value is not None:
+            own[name].copy_(value)

@@ -56,7 +56,7 @@ from insertlm.text.units import token_traits
 
 __all__ = ["FillConfig", "Filler"]
 
-_HINT, _IN_STEP = -30, -29  # streams of noise, below those of the corruption
+_HINT, _IN_STEP = -31, -30  # streams of noise, below those of the corruption
 _MANY = 256  # texts in a batch
 
 

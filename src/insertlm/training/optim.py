@@ -181,8 +181,6 @@ class _Group(ABC):
         self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
         self.moments = {name: torch.zeros_like(self.weights) for name in self.remembers}
         self.copy = self.weights.to(torch.bfloat16 if bf16 else None, copy=True) if bf16 or bits else None
-        # Compiled it is one kernel.
-        self._round = torch.compile(_round) if bits and self.weights.is_cuda else _round
         # From here on the network reads its parameters out of the long tensor.
         live = self.split(self.weights if self.copy is None else self.copy)
         for name, parameter in parameters.items():
@@ -197,7 +195,9 @@ class _Group(ABC):
         if self.copy is None:
             return
         if rounding and self.bits:
-            self._round(self.copy, self.weights, self.bits)
+            # Rows are whole groups, and so are the matrices one after the other. Not compiled: torch 2.11 takes the
+            # number of bits for a variable and fails, and it is 2 % of a step.
+            self.copy.copy_(rounded(self.weights.view(-1, GROUP), self.bits).view(-1))
         else:
             self.copy.copy_(self.weights)
 
@@ -257,11 +257,6 @@ def _update(
     weights.mul_(1.0 - rate * decay).sub_(rate * change)
     if copy is not None:
         copy.copy_(weights)
-
-
-def _round(copy: Tensor, weights: Tensor, bits: int) -> None:
-    # Rows are whole groups, and so are the matrices one after the other.
-    copy.copy_(rounded(weights.view(-1, GROUP), bits).view(-1))
 
 
 class _Muon(_Group):

@@ -98,6 +98,13 @@ def _sweep(text: str) -> tuple[str, list[str]]:
     return key.removeprefix("decode."), listed  # as --sweep decode.temperature=… would be typed, too
 
 
+def _pattern(text: str) -> tuple[str, str]:
+    field, equals, pattern = text.partition("=")
+    if not (field and equals):
+        raise argparse.ArgumentTypeError(f"expected FIELD=PATTERN such as source=wiki*, got {text!r}")
+    return field, pattern
+
+
 # --- Parsers
 
 
@@ -327,13 +334,20 @@ def _add_data(subparsers: Any) -> None:
 
 def _add_data_infilling(subparsers: Any) -> None:
     command = _add(subparsers, "data infilling", "remove parts of texts, for insertlm infill set")
-    kind = _one_of("single", "several", "middle")
-    about = "single or several: remove about 20 %% of the words, in so many segments; middle: the middle sentence"
+    kind = _one_of("single", "several", "middle", "third", "middle-three", "phrase", "sentence")
+    about = (
+        "single or several: remove about 20 %% of the words, in so many segments; middle: the middle sentence; "
+        "third or middle-three: of five sentences; phrase: 1 to 12 words; sentence: any between two others"
+    )
     command.add_argument("kind", type=kind, metavar="KIND", help=about)
     command.file("file", _TEXTS)
     command.option("--field", _FIELD, "text", metavar="NAME")
     about = "lm1b: first join the tokens of the One Billion Word Benchmark to plain text"
     command.option("--detokenise", about, "none", type=_one_of(*get_args(Detokeniser)), metavar="NAME")
+    command.number("--excerpts", "cut the texts into excerpts of whole sentences, of at most so many words")
+    for name, which in (("--only", "only texts"), ("--without", "no texts")):
+        about = f"{which} of which a field of the .jsonl file is like this, with * for anything; repeatable"
+        command.add_argument(name, action="append", default=[], type=_pattern, metavar="FIELD=PATTERN", help=about)
     command.number("--count", "number of texts (default: all from which a part can be removed)")
     command.seed("the choice of texts and segments")
     command.file("--out", "JSONL file to write", required=True, metavar="SET")

@@ -20,7 +20,7 @@ OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
     "evaluate": ("decode",),
     "evaluate nll": ("decode",),
-    "evaluate infilling": (),
+    "evaluate infilling": ("decode",),
     "evaluate judge": ("decode",),
     "evaluate frontier": ("decode",),
     "generate": ("decode",),
@@ -216,8 +216,8 @@ def _add_texts(command: _Parser) -> None:
     command.seed("the texts that a run writes")
 
 
-def _add_evaluator(command: _Parser) -> None:
-    about = "causal model that scores the texts: Hugging Face name, folder or .gguf file"
+def _add_evaluator(command: _Parser, more: str = "") -> None:
+    about = f"causal model that scores the texts: Hugging Face name, folder or .gguf file{more}"
     command.option("--evaluator", about, "meta-llama/Llama-3.2-3B", metavar="MODEL")
     command.add_argument("--bos", metavar="TOKEN", help="token put before every text (default: the evaluator's BOS)")
 
@@ -233,11 +233,22 @@ def _add_evaluate_nll(subparsers: Any) -> None:
 
 def _add_evaluate_infilling(subparsers: Any) -> None:
     summary = "compare filled-in texts with the original texts and with the input"
-    command = _add(subparsers, "evaluate infilling", summary, _RESUME)
-    command.file("source", "JSONL file of insertlm infill set, also with .gz, .xz or .zst")
+    command = _add(subparsers, "evaluate infilling", summary, f"{_RESUME} With --model, {_DECODE}")
+    about = "JSONL file of insertlm infill set or, with --model, of insertlm data infilling; also with .gz, .xz or .zst"
+    command.file("source", about, metavar="SET")
+    about = "fill in the texts with this model: run folder, exported folder, Hub id or bundled model"
+    command.add_argument("--model", metavar="MODEL", help=about)
+    command.flag("--true-lengths", "with --model: write as many tokens as were removed, which an mdm must be told")
     command.number("--count", "number of texts (default: all)")
-    _add_evaluator(command)
-    _add_results(command, "NAME-infilling-MODEL.json")
+    command.seed("sampling")
+    _add_evaluator(command, ", or none to do without")
+    about = (
+        "earlier result of this command for the same texts, of a model that was told the lengths: show the gap to it"
+    )
+    command.file("--told-lengths", about, metavar="JSON")
+    about = "and one of a model that guessed them: show how much of the way between the two is left behind"
+    command.file("--guessed-lengths", about, metavar="JSON")
+    _add_results(command, "SET-infilling-EVALUATOR.json, with --model SET-MODEL-…")
 
 
 def _add_evaluate_judge(subparsers: Any) -> None:

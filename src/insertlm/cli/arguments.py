@@ -220,6 +220,7 @@ def _add_evaluator(command: _Parser, more: str = "") -> None:
     about = f"causal model that scores the texts: Hugging Face name, folder or .gguf file{more}"
     command.option("--evaluator", about, "meta-llama/Llama-3.2-3B", metavar="MODEL")
     command.add_argument("--bos", metavar="TOKEN", help="token put before every text (default: the evaluator's BOS)")
+    command.flag("--bf16", "on a CPU, let the evaluator compute in bfloat16: faster, and not the same for every model")
 
 
 def _add_evaluate_nll(subparsers: Any) -> None:

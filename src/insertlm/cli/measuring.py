@@ -44,11 +44,12 @@ def evaluator_of(args: Namespace) -> Evaluator:
     from insertlm.evaluation.evaluator import Evaluator
     from insertlm.model import choose_device
 
-    return Evaluator(args.evaluator, choose_device(args.device), args.bos)
+    return Evaluator(args.evaluator, choose_device(args.device), args.bos, args.bf16)
 
 
-def named(evaluator: Evaluator) -> dict[str, str | None]:
-    return {"evaluator": evaluator.name, "bos": evaluator.bos}  # bos None: the evaluator's own
+def named(evaluator: Evaluator) -> dict[str, str | bool | None]:
+    # bos None: the evaluator's own
+    return {"evaluator": evaluator.name, "bos": evaluator.bos, **({"bf16": True} if evaluator.bf16 else {})}
 
 
 def score(texts: list[str], evaluator: Evaluator, journal: Journal) -> list[Any]:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from insertlm.cli.main import main
+from insertlm.core.errors import InsertlmError
 from insertlm.evaluation import generation
 from insertlm.evaluation.generation import fill_once
 from insertlm.evaluation.journal import Journal
@@ -100,6 +101,20 @@ def test_a_text_that_does_not_fit_is_refused_alone(model: Model) -> None:
     found = fill_once(model, [Request(long, BLANKS), Request(TEXT, BLANKS)], model.settings(), 0, Journal())
     assert "the model takes" in found[0]["refused"]
     assert "refused" not in found[1]
+
+
+def test_what_a_family_refuses_is_refused_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = type(model.family).check
+
+    def one_blank(self: Any, prompts: Any, settings: Any) -> int:
+        if any(len(prompt.gaps) > 1 for prompt in prompts):
+            raise InsertlmError("one blank is enough")
+        return check(self, prompts, settings)
+
+    monkeypatch.setattr(type(model.family), "check", one_blank)
+    found = fill_once(model, [Request(TEXT, BLANKS), Request(TEXT, BLANKS[:1])], model.settings(), 0, Journal())
+    assert found[0]["refused"] == "one blank is enough"
+    assert len(found[1]["fills"]) == 1
 
 
 def save_set(path: Path, *texts: str) -> None:

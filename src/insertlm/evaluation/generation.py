@@ -109,6 +109,7 @@ def _fill_batch(
         if key not in journal:
             try:
                 [draft] = model.begin_infill([request], settings, seed + number)
+                model.family.check([draft.prompt], settings)
             except InsertlmError as error:
                 journal.add(key, {"refused": str(error)})
             else:

@@ -3,10 +3,10 @@
 python benchmarks/prompted_infilling.py SET.jsonl --model SmolLM2-135M-Instruct.Q4_1.gguf --out FILLED.jsonl
 insertlm evaluate infilling FILLED.jsonl
 
-The model sees two solved examples as earlier turns of the chat, then the text with `___` for its blanks. With
-`--ask text` it is to repeat the whole text with the blanks filled; what stands between the given pieces in its answer
-is the fill. With `--ask parts` it is to write what is missing alone, a numbered line for each blank. A blank for which
-the answer has nothing stays empty, and its text is not `complete`.
+The model sees two solved examples as earlier turns of the chat, then the text with `___` for its blanks. It is to write
+what is missing alone, a numbered line for each blank. With `--ask text` it is to repeat the whole text with the blanks
+filled; what stands between the given pieces in its answer is the fill. (SmolLM2-135M-Instruct then leaves the blanks
+out.) A blank for which the answer has nothing stays empty, and its text is not `complete`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("set", type=Path, help="JSONL file of insertlm data infilling")
     parser.add_argument("--model", required=True, help="instruct model: Hugging Face name, folder or .gguf file")
-    parser.add_argument("--ask", choices=tuple(_ASK), default="text")
+    parser.add_argument("--ask", choices=tuple(_ASK), default="parts")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--count", type=int, help="number of texts (default: all)")

@@ -125,7 +125,7 @@ class Evaluator:
         """Of one text. A softmax over a whole batch would double the memory; on a CPU, few tokens at a time stay in its
         cache, which is more than twice as fast for large vocabularies."""
         at_once = len(ids) if logits.is_cuda else max(1, _IN_CACHE // logits.shape[1])
-        parts = zip(logits.split(at_once), ids.split(at_once), strict=True)
+        parts = zip(torch.split(logits, at_once), torch.split(ids, at_once), strict=True)
         return torch.cat([F.cross_entropy(part.float(), true, reduction="none") for part, true in parts]).tolist()
 
     @cached_property

@@ -151,6 +151,7 @@ def _speed(lines: Sequence[Infilled]) -> Speed | None:
     tokens, seconds = sum(tokens for tokens, _ in timed), math.fsum(seconds for _, seconds in timed)
     if len(timed) < len(lines) or not seconds:
         return None
-    steps = [line.steps for line in lines if line.steps is not None]
-    per_step = tokens / sum(steps) if len(steps) == len(lines) and sum(steps) else None
+    stepped = [line.steps for line in lines if line.steps is not None]
+    steps = sum(stepped) if len(stepped) == len(lines) else 0
+    per_step = tokens / steps if steps else None
     return Speed(tokens, seconds, tokens / seconds, per_step)

@@ -16,6 +16,7 @@ from typing import Any
 import generation
 import mdm_lengths
 import pretrained_step
+import prompted_infilling
 import pytest
 import side_by_side
 import tokenise
@@ -131,6 +132,70 @@ def test_generation_is_timed_by_the_row(
     found = figures(capsys)
     assert (found["insertions"], found["rows"]) == (2 * 28, 2 * sum(steps))
     assert found["microseconds_per_row"] > 0
+
+
+# --- A prompted model
+
+
+@pytest.mark.parametrize(
+    ("answer", "pieces", "fills"),
+    [
+        ("Tom ran home and slept.", ["Tom ", " and slept."], ["ran home"]),
+        ("Sure! Here it is: Tom ran home and slept. Good luck!", ["Tom ", " and slept."], ["ran home"]),
+        ("My Tom ran and so he slept.", ["Old Tom ", " and so he slept."], ["ran"]),  # the nearest word is enough
+        ("Tom went.", ["Tom ", " and slept."], [None]),
+        ("Tom and slept.", ["Tom ", " and slept."], [None]),
+        ("First a cat sat. Then it ran off.", ["First a ", " sat. Then it ", ""], ["cat", "ran off."]),
+        ("All of it.", ["", " it."], ["All of"]),
+        ("b c a d", ["a ", " b ", " c"], [None, None]),  # in another order
+    ],
+)
+def test_what_a_prompted_model_wrote_between_the_pieces(
+    answer: str, pieces: list[str], fills: list[str | None]
+) -> None:
+    assert prompted_infilling.between(answer, pieces) == fills
+
+
+@pytest.mark.parametrize(
+    ("answer", "blanks", "fills"),
+    [
+        ("1. the cat\n2) a dog", 2, ["the cat", "a dog"]),
+        ("2. a dog", 2, [None, "a dog"]),
+        ("the cat\nand more", 1, ["the cat"]),
+        ("the cat", 2, [None, None]),
+        ("", 1, [None]),
+    ],
+)
+def test_what_a_prompted_model_wrote_on_numbered_lines(answer: str, blanks: int, fills: list[str | None]) -> None:
+    assert prompted_infilling.numbered(answer, blanks) == fills
+
+
+def test_a_prompted_model_writes_what_the_evaluation_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a model that is not trained, answers have no fills."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "cat": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} </s> {% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "chat")
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = transformers.LlamaConfig(vocab_size=3, eos_token_id=1, **shape)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "chat")
+    file, out = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
+    lines = [{"pieces": ["A ", f" ran {n}."], "removed": ["dog"], "text": f"A dog ran {n}."} for n in range(3)]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    prompted_infilling.main([str(file), "--model", str(tmp_path / "chat"), "--out", str(out), "--device", "cpu"])
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["text"] for record in records] == [line["text"] for line in lines]  # in the order of the set
+    assert all(record["output"] == f"A {record['fills'][0]} ran {n}." for n, record in enumerate(records))
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["evaluate", "infilling", "out.jsonl", "--evaluator", "none", "--device", "cpu"]) == 0
+    assert "ROUGE-L" in capsys.readouterr().out
 
 
 # --- Side by side

@@ -238,3 +238,13 @@ def test_a_journal_keeps_evaluators_apart(causal_model: Path) -> None:
     evaluators = [Evaluator(str(causal_model), CPU, bos) for bos in (None, "</s>")]
     plain, other = (score_texts(["a b"], evaluator, journal) for evaluator in evaluators)
     assert plain != other
+
+
+def test_bfloat16_is_another_evaluator_that_is_nearly_the_same(causal_model: Path) -> None:
+    exact, rounded = Evaluator(str(causal_model), CPU), Evaluator(str(causal_model), CPU, bf16=True)
+    assert exact.identity != rounded.identity
+    journal = Journal()
+    [one], [other] = score_texts(["He said: no!"], exact, journal), score_texts(["He said: no!"], rounded, journal)
+    assert one is not None and other is not None
+    assert one.nll != other.nll
+    assert one.nll == pytest.approx(other.nll, rel=0.05)

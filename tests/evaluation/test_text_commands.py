@@ -16,8 +16,8 @@ import pytest
 from insertlm import plots
 from insertlm.cli import commands
 from insertlm.cli import main as cli
-from insertlm.cli.evaluate_texts import _is_run
 from insertlm.cli.main import main
+from insertlm.cli.measuring import is_run
 from insertlm.evaluation import evaluator as module
 from insertlm.evaluation import generation
 from insertlm.evaluation.generation import TextGenerator
@@ -346,8 +346,8 @@ def test_pictures_show_the_time_and_the_errors_of_judges(output: Run, monkeypatc
 
 
 def test_versions_in_names_of_models_are_no_endings_of_files() -> None:
-    assert all(map(_is_run, ("stories-mini", "owner/stories-1.5", "stories.2b")))
-    assert not any(map(_is_run, ("real.txt", "none.csv", "stories.jsonl.xz")))
+    assert all(map(is_run, ("stories-mini", "owner/stories-1.5", "stories.2b")))
+    assert not any(map(is_run, ("real.txt", "none.csv", "stories.jsonl.xz")))
 
 
 def test_bad_results_for_pictures(complaint: Run) -> None:

@@ -20,7 +20,7 @@ OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
     "evaluate": ("decode",),
     "evaluate nll": ("decode",),
-    "evaluate infilling": (),
+    "evaluate infilling": ("decode",),
     "evaluate judge": ("decode",),
     "evaluate frontier": ("decode",),
     "generate": ("decode",),
@@ -96,6 +96,13 @@ def _sweep(text: str) -> tuple[str, list[str]]:
     if not key or not all(listed := values.split(",")):
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE,VALUE,… such as temperature=0.6,0.8,1, got {text!r}")
     return key.removeprefix("decode."), listed  # as --sweep decode.temperature=… would be typed, too
+
+
+def _pattern(text: str) -> tuple[str, str]:
+    field, equals, pattern = text.partition("=")
+    if not (field and equals):
+        raise argparse.ArgumentTypeError(f"expected FIELD=PATTERN such as source=wiki*, got {text!r}")
+    return field, pattern
 
 
 # --- Parsers
@@ -209,10 +216,11 @@ def _add_texts(command: _Parser) -> None:
     command.seed("the texts that a run writes")
 
 
-def _add_evaluator(command: _Parser) -> None:
-    about = "causal model that scores the texts: Hugging Face name, folder or .gguf file"
+def _add_evaluator(command: _Parser, more: str = "") -> None:
+    about = f"causal model that scores the texts: Hugging Face name, folder or .gguf file{more}"
     command.option("--evaluator", about, "meta-llama/Llama-3.2-3B", metavar="MODEL")
     command.add_argument("--bos", metavar="TOKEN", help="token put before every text (default: the evaluator's BOS)")
+    command.flag("--bf16", "on a CPU, let the evaluator compute in bfloat16: faster, and not the same for every model")
 
 
 def _add_evaluate_nll(subparsers: Any) -> None:
@@ -226,11 +234,22 @@ def _add_evaluate_nll(subparsers: Any) -> None:
 
 def _add_evaluate_infilling(subparsers: Any) -> None:
     summary = "compare filled-in texts with the original texts and with the input"
-    command = _add(subparsers, "evaluate infilling", summary, _RESUME)
-    command.file("source", "JSONL file of insertlm infill set, also with .gz, .xz or .zst")
+    command = _add(subparsers, "evaluate infilling", summary, f"{_RESUME} With --model, {_DECODE}")
+    about = "JSONL file of insertlm infill set or, with --model, of insertlm data infilling; also with .gz, .xz or .zst"
+    command.file("source", about, metavar="SET")
+    about = "fill in the texts with this model: run folder, exported folder, Hub id or bundled model"
+    command.add_argument("--model", metavar="MODEL", help=about)
+    command.flag("--true-lengths", "with --model: write as many tokens as were removed, which an mdm must be told")
     command.number("--count", "number of texts (default: all)")
-    _add_evaluator(command)
-    _add_results(command, "NAME-infilling-MODEL.json")
+    command.seed("sampling")
+    _add_evaluator(command, ", or none to do without")
+    about = (
+        "earlier result of this command for the same texts, of a model that was told the lengths: show the gap to it"
+    )
+    command.file("--told-lengths", about, metavar="JSON")
+    about = "and one of a model that guessed them: show how much of the way between the two is left behind"
+    command.file("--guessed-lengths", about, metavar="JSON")
+    _add_results(command, "SET-infilling-EVALUATOR.json, with --model SET-MODEL-…")
 
 
 def _add_evaluate_judge(subparsers: Any) -> None:
@@ -327,13 +346,20 @@ def _add_data(subparsers: Any) -> None:
 
 def _add_data_infilling(subparsers: Any) -> None:
     command = _add(subparsers, "data infilling", "remove parts of texts, for insertlm infill set")
-    kind = _one_of("single", "several", "middle")
-    about = "single or several: remove about 20 %% of the words, in so many segments; middle: the middle sentence"
+    kind = _one_of("single", "several", "middle", "third", "middle-three", "phrase", "sentence")
+    about = (
+        "single or several: remove about 20 %% of the words, in so many segments; middle: the middle sentence; "
+        "third or middle-three: of five sentences; phrase: 1 to 12 words; sentence: any between two others"
+    )
     command.add_argument("kind", type=kind, metavar="KIND", help=about)
     command.file("file", _TEXTS)
     command.option("--field", _FIELD, "text", metavar="NAME")
     about = "lm1b: first join the tokens of the One Billion Word Benchmark to plain text"
     command.option("--detokenise", about, "none", type=_one_of(*get_args(Detokeniser)), metavar="NAME")
+    command.number("--excerpts", "cut the texts into excerpts of whole sentences, of at most so many words")
+    for name, which in (("--only", "only texts"), ("--without", "no texts")):
+        about = f"{which} of which a field of the .jsonl file is like this, with * for anything; repeatable"
+        command.add_argument(name, action="append", default=[], type=_pattern, metavar="FIELD=PATTERN", help=about)
     command.number("--count", "number of texts (default: all from which a part can be removed)")
     command.seed("the choice of texts and segments")
     command.file("--out", "JSONL file to write", required=True, metavar="SET")

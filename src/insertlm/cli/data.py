@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from insertlm.cli.common import write_json_lines
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable, write_atomically
-from insertlm.data.textfiles import read_texts
+from insertlm.data.textfiles import kind_of, read_records, read_texts
 from insertlm.tasks.base import Example
-from insertlm.tasks.infill_sets import make_set
+from insertlm.tasks.infill_sets import Document, excerpts, make_set
 from insertlm.tasks.registry import preset
 from insertlm.text.detokenise import detokeniser
 from insertlm.text.tokenizers import Tokenizer
@@ -62,7 +66,45 @@ def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
 
 def data_infilling(args: Namespace) -> None:
     check_writable(args.out)
-    texts = map(detokeniser(args.detokenise), read_texts(args.file, args.field))
-    examples = make_set(texts, args.kind, args.count, args.seed)
+    documents = _documents(args)
+    if args.excerpts:
+        documents = [
+            excerpt
+            for number, document in enumerate(documents)
+            for excerpt in excerpts(document, args.excerpts, np.random.default_rng((args.seed, number, 1)))
+        ]
+    examples = make_set(documents, args.kind, args.count, args.seed)
     write_json_lines(args.out, [example._asdict() for example in examples])
     print(f"wrote {len(examples):,} texts with blanks to {args.out}")
+
+
+def _documents(args: Namespace) -> list[Document]:
+    texts = list(map(detokeniser(args.detokenise), read_texts(args.file, args.field)))
+    if kind_of(args.file) == "txt":
+        if args.only or args.without:
+            raise InsertlmError(f"--only, --without: {args.file} has no fields; expected a .jsonl file")
+        return list(map(Document, texts))
+    found = []
+    for number, (text, record) in enumerate(zip(texts, read_records(args.file), strict=True), start=1):
+        if not _has(record, args.only, all) or (args.without and _has(record, args.without, any)):
+            continue
+        document = Document(text, _sentences(record) if args.detokenise == "none" else ())
+        try:
+            _ = document.sentences  # a list that does not fit is reported with its line
+        except InsertlmError as error:
+            raise InsertlmError(f"{args.file}, line {number}: {error}") from error
+        found.append(document)
+    if not found:
+        raise InsertlmError(f"{args.file}: --only and --without leave none of {len(texts):,} texts")
+    return found
+
+
+def _has(record: Mapping[str, Any], wanted: Sequence[tuple[str, str]], every: Callable[[Iterable[bool]], bool]) -> bool:
+    return every(fnmatchcase(str(record.get(name, "")), pattern) for name, pattern in wanted)
+
+
+def _sentences(record: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = record.get("sentences")
+    if not isinstance(listed, list) or not all(isinstance(sentence, str) for sentence in listed):
+        return ()
+    return tuple(listed)

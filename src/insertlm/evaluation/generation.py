@@ -1,11 +1,12 @@
-"""Texts that a model writes from nothing. A journal keeps them, so that no text is written twice."""
+"""Texts that a model writes, from nothing or into blanks. A journal keeps them, so that no text is written twice."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgspec
 import torch
@@ -14,10 +15,13 @@ from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.journal import Journal, key_of
 from insertlm.families.base import Family
 from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.infill.drafts import InfillDraft
+from insertlm.infill.requests import Request
+from insertlm.infill.stream import Stream
 from insertlm.model import Model
 from insertlm.recipe import portable, to_yaml
 
-__all__ = ["GeneratedTexts", "TextGenerator", "generate_once", "unconditional"]
+__all__ = ["GeneratedTexts", "TextGenerator", "fill_once", "generate_once", "unconditional"]
 
 _BATCH = 64  # texts written at once
 
@@ -48,8 +52,12 @@ def unconditional(model: Model, seed: int) -> TextGenerator:
         prompts = [Prompt([], seed + number) for number in range(count)]
         return [model.decode(path.ids) for path in model.write(prompts, settings, _BATCH)]
 
-    recipe = to_yaml(portable(model.recipe))  # without paths, so that a moved model finds its texts
-    return TextGenerator(key_of(_fingerprint(model.family), recipe, seed), generate)
+    return TextGenerator(key_of(*_identity(model), seed), generate)
+
+
+def _identity(model: Model) -> tuple[str, str]:
+    # The recipe without paths, so that a moved model finds its texts.
+    return _fingerprint(model.family), to_yaml(portable(model.recipe))
 
 
 def _fingerprint(family: Family) -> str:
@@ -69,3 +77,47 @@ def generate_once(generator: TextGenerator, settings: DecodeConfig, count: int, 
         texts = list(generator.generate(settings, count))
         journal.add(key, {"texts": texts, "seconds": time.perf_counter() - start})
     return GeneratedTexts(**journal[key])
+
+
+def fill_once(
+    model: Model,
+    requests: Sequence[Request],
+    settings: DecodeConfig,
+    seed: int,
+    journal: Journal,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[dict[str, Any]]:
+    """What the model writes into the blanks of every request, as the fields of `Infilled`; the i-th has the seed
+    `seed + i`. Of a text that the model cannot take, such as one that is too long, the reason, as `refused`. Texts of
+    the journal are not written again."""
+    identity = key_of(*_identity(model), msgspec.to_builtins(settings))
+    keys = [key_of("fill", identity, asdict(request), seed + i) for i, request in enumerate(requests)]
+    if any(key not in journal for key in keys):
+        for first in range(0, len(requests), _BATCH):
+            part = slice(first, first + _BATCH)
+            _fill_batch(model, requests[part], settings, seed + first, keys[part], journal)
+            progress(min(first + _BATCH, len(requests)))
+    return [journal[key] for key in keys]
+
+
+def _fill_batch(
+    model: Model, requests: Sequence[Request], settings: DecodeConfig, seed: int, keys: Sequence[str], journal: Journal
+) -> None:
+    """Write the texts that the journal does not have."""
+    begun: list[tuple[str, InfillDraft]] = []
+    for number, (key, request) in enumerate(zip(keys, requests, strict=True)):
+        if key not in journal:
+            try:
+                [draft] = model.begin_infill([request], settings, seed + number)
+                model.family.check([draft.prompt], settings)
+            except InsertlmError as error:
+                journal.add(key, {"refused": str(error)})
+            else:
+                begun.append((key, draft))
+    start = time.perf_counter()
+    written = Stream(model.family, [draft for _, draft in begun], settings, _BATCH, watched=False).results
+    seconds = (time.perf_counter() - start) / max(1, len(begun))  # they are written together
+    for (key, _), filled in zip(begun, written, strict=True):
+        path = filled.trajectory
+        record = {"output": filled.text, "fills": filled.fills, "complete": filled.complete}
+        journal.add(key, {**record, "tokens": len(path.events), "steps": len(path.steps), "seconds": seconds})

@@ -18,6 +18,7 @@ import msgspec
 from insertlm.core.errors import InsertlmError
 from insertlm.data.textfiles import read_records
 from insertlm.evaluation.evaluator import TextScore
+from insertlm.evaluation.intervals import estimate
 from insertlm.evaluation.nll import mean_and_error
 
 __all__ = ["Change", "Comparison", "Infilled", "compare", "read_infilled"]
@@ -25,12 +26,21 @@ __all__ = ["Change", "Comparison", "Infilled", "compare", "read_infilled"]
 
 class Infilled(msgspec.Struct, frozen=True):
     """One line of a file of `infill set`. pieces: the given text, with a blank between neighbours   removed: the true
-    text of each blank   text: the whole true text   output: the whole text as a model filled it in"""
+    text of each blank   text: the whole true text   output: the whole text as a model filled it in
+
+    Not every writer tells the rest. fills: what was written into each blank   complete: whether the model ended the
+    text itself   tokens, steps, seconds: how many tokens were written, in how many steps, and how long it took
+    """
 
     pieces: list[str]
     removed: list[str]
     text: str
     output: str
+    fills: list[str] | None = None
+    complete: bool | None = None
+    tokens: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
 
     @property
     def input(self) -> str:
@@ -43,12 +53,15 @@ class Infilled(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Change:
-    """In percent, averaged over texts, with standard errors. Below 0: the filled-in text has less."""
+    """In percent, averaged over texts, with standard errors. Below 0: the filled-in text has less. nll_low, nll_high:
+    the interval of 95 %, see intervals.py"""
 
     nll: float
     nll_error: float
     entropy: float
     entropy_error: float
+    nll_low: float
+    nll_high: float
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,9 @@ def read_infilled(path: Path, count: int | None = None) -> list[Infilled]:
         try:
             found.append(msgspec.convert(record, Infilled))
         except msgspec.ValidationError as error:
-            raise InsertlmError(f"{path}, line {number}: expected pieces, removed, text and output: {error}") from error
+            hint = "" if "output" in record else "; a set that is not filled in needs --model"
+            what = f"expected pieces, removed, text and output: {error}{hint}"
+            raise InsertlmError(f"{path}, line {number}: {what}") from error
     return found
 
 
@@ -86,4 +101,6 @@ def compare(outputs: Sequence[TextScore | None], others: Sequence[TextScore | No
         entropy.append(100 * (ours.entropy - other.entropy) / other.entropy)
     if not nll:
         raise InsertlmError(f"none of {len(outputs)} texts can be compared; expected some with several different words")
-    return Comparison(len(nll), left_out, Change(*mean_and_error(nll), *mean_and_error(entropy)))
+    interval = estimate(nll)
+    change = Change(*mean_and_error(nll), *mean_and_error(entropy), interval.low, interval.high)
+    return Comparison(len(nll), left_out, change)

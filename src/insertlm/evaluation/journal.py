@@ -26,10 +26,11 @@ def key_of(*parts: Any) -> str:
 
 class Journal:
     """A dictionary from keys to records. A killed process loses at most the line that it was writing. Without a path it
-    is kept in memory. Use it in a `with`; the file is created when the first new record is added."""
+    is kept in memory. Use it in a `with`; the file is created when the first new record is added. Several processes may
+    add to one file at once: none sees what the others add meanwhile, but nothing is lost."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path, self._end = path, 0  # where the last whole line ends
+        self._path = path
         self._file: IO[bytes] | None = None
         self._records: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
@@ -50,7 +51,9 @@ class Journal:
             # Opened late, so that a command that fails before its first result leaves no file behind.
             if self._file is None:
                 self._file = self._path.open("ab")
-                self._file.truncate(self._end)  # drops a line that a kill cut short
+                data = self._path.read_bytes()  # as it is now: others may have added to it
+                if (end := _whole_lines(data)) < len(data):
+                    self._file.truncate(end)  # drops a line that a kill cut short
             self._file.write(json.dumps({"key": key, **record}, allow_nan=False).encode() + b"\n")
             self._file.flush()  # to the system: that survives our death, though not a power cut
 
@@ -60,8 +63,7 @@ class Journal:
             data = path.read_bytes()
         except OSError as error:
             raise InsertlmError(f"{path}: cannot be read: {reason(error)}") from error
-        self._end = data.rfind(b"\n") + 1
-        for number, line in enumerate(data[: self._end].splitlines(), start=1):
+        for number, line in enumerate(data[: _whole_lines(data)].splitlines(), start=1):
             try:
                 record = json.loads(line)
                 self._records[record.pop("key")] = record
@@ -78,3 +80,8 @@ class Journal:
     ) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _whole_lines(data: bytes) -> int:
+    """Where the last whole line ends."""
+    return data.rfind(b"\n") + 1

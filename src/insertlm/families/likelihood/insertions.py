@@ -32,6 +32,7 @@ leaves out.)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ from insertlm.core.packing import Packing
 from insertlm.families.ilm import ILM
 from insertlm.families.likelihood.states import IMPOSSIBLE, Effort, Estimate, all_states, sum_over_states
 from insertlm.inference.score import Completion
-from insertlm.nn.attention import attention_over
+from insertlm.nn.attention import Attention, CachedAttention, PackedAttention, PrefixCache
 from insertlm.nn.losses import slot_logsumexp
 
 __all__ = ["Insertions", "exact_sum", "lower_bound", "probability_of_text"]
@@ -83,15 +84,21 @@ def lower_bound(ways: Insertions, effort: Effort) -> tuple[float, float]:
 class Insertions:
     """An ILM on its way to one text: what it would do in states where some of the target's tokens are missing.
 
-    cells: [C], `prefix <stop> <bos> text`   wanted: [L] the cells of the target   gap: [L], the gap each belongs to
+    cells: [C], `prefix <stop> <bos> text`, or without the prefix if that sees nothing behind it and so is computed once
+    stop: which cell is <stop>   before: tokens of the prefix   cache: of the prefix that is computed once
+    wanted: [L] the cells of the target   gap: [L], the gap each belongs to
     open: [C] bool, behind which cells may be written, as far as they are there
     """
 
     def __init__(self, family: ILM, completion: Completion, batch_size: int) -> None:
-        special, prompt, device = family.specials, completion.prompt, family.device
+        special, prefix, device = family.specials, completion.prompt.prefix, family.device
         self.family, self.batch_size, self.device, self.size = family, batch_size, device, completion.size
-        self.prefix, first = len(prompt.prefix), len(prompt.prefix) + 2
-        self.cells = torch.tensor([*prompt.prefix, special.stop, special.bos, *completion.text], device=device)
+        self.before = len(prefix)
+        room = len(completion.text) + 2
+        self.cache = self._prefix_cache(prefix, room) if family.model.prefix_lm and prefix else None
+        front = prefix if self.cache is None else []
+        self.stop, first = len(front), len(front) + 2
+        self.cells = torch.tensor([*front, special.stop, special.bos, *completion.text], device=device)
         places = [first + place for begin, end in completion.ranges for place in range(begin, end)]
         self.wanted = torch.tensor(places, dtype=torch.int64, device=device)
         sizes = torch.tensor([len(fill) for fill in completion.fills], device=device)
@@ -148,18 +155,29 @@ class Insertions:
         keep = torch.ones(len(missing), len(self.cells), dtype=torch.bool, device=self.device)
         keep[:, self.wanted] = ~missing
         packing = Packing(keep)
+        if self.cache is None:
+            attention: Attention = PackedAttention(packing.segments)
+        else:
+            copies = self.cache.select(torch.zeros(len(missing), dtype=torch.int64, device=self.device))
+            attention = CachedAttention(copies, packing.segments)
         # <stop> is stored behind the prefix but has position 0; survivors are numbered without gaps.
         place, column = packing.where - packing.starts[:, None], torch.arange(len(self.cells), device=self.device)
-        place = torch.where(column < self.prefix, place + 1, torch.where(column == self.prefix, 0, place))
-        prefix = torch.full_like(packing.starts, self.prefix)
+        place = torch.where(column < self.stop, place + 1, place + self.before - self.stop)
+        place[:, self.stop] = 0
         with family.backbone.autocast():
-            hidden = family.backbone(
-                packing.pack(self.cells.expand_as(keep)),
-                packing.pack(place),
-                attention_over(packing, prefix, family.model.prefix_lm),
-            )
-        stop = family.stop(hidden.index_select(0, packing.starts + self.prefix)).log_softmax(-1)
+            hidden = family.backbone(packing.pack(self.cells.expand_as(keep)), packing.pack(place), attention)
+        stop = family.stop(hidden.index_select(0, packing.starts + self.stop)).log_softmax(-1)
         is_slot = keep & self.open
         mass = torch.full(keep.shape, -torch.inf, dtype=hidden.dtype, device=self.device)
         mass[is_slot] = slot_logsumexp(hidden[packing.where[is_slot]], self.words)
         return stop, hidden, packing.starts, mass.logsumexp(1)
+
+    def _prefix_cache(self, prefix: Sequence[int], room: int) -> PrefixCache:
+        """room: how many tokens may come behind the prefix"""
+        family, record = self.family, list[tuple[Tensor, Tensor]]()
+        packing = Packing(torch.ones(1, len(prefix), dtype=torch.bool, device=self.device))
+        tokens = torch.tensor(prefix, device=self.device)
+        with family.backbone.autocast():
+            attention = PackedAttention(packing.segments, record=record)
+            family.backbone(tokens, torch.arange(1, 1 + len(prefix), device=self.device), attention)
+        return PrefixCache.of(record, packing.segments, room)

@@ -1,4 +1,4 @@
-"""The commands `evaluate nll | infilling | judge | frontier`, which measure texts.
+"""The commands `evaluate nll | likelihood | infilling | judge | frontier`, which measure texts.
 
 Each keeps its results in a journal beside its JSON file, so that a stopped command goes on where it was.
 """
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from insertlm.evaluation.frontier import Point
     from insertlm.evaluation.infills import Comparison
     from insertlm.evaluation.judge import Verdict
+    from insertlm.evaluation.likelihoods import Passage
+    from insertlm.evaluation.likelihoods import Summary as LikelihoodSummary
     from insertlm.evaluation.nll import Summary
+    from insertlm.model import Model
 
-__all__ = ["evaluate_frontier", "evaluate_infilling", "evaluate_judge", "evaluate_nll"]
+__all__ = ["evaluate_frontier", "evaluate_infilling", "evaluate_judge", "evaluate_likelihood", "evaluate_nll"]
 
 _WRITTEN = 100  # texts that a run writes without --count
 _SWEEP = ("temperature", ["0.6", "0.8", "1"])
@@ -58,6 +61,43 @@ def evaluate_nll(args: Namespace) -> None:
         gap, p, shift = difference.distance, difference.p_value, difference.shift
         print(f"  lengths against the data's: distance {gap:.3f} (p {p:.2g}), {shift:+.1f} tokens")
     _finish(out, record, args, evaluator.device)
+
+
+def evaluate_likelihood(args: Namespace) -> None:
+    from insertlm.core.progress import progress_bar
+    from insertlm.evaluation.likelihoods import measure, summarise
+    from insertlm.families.likelihood.measure import Effort
+    from insertlm.model import load
+
+    effort = Effort(exact=args.exact, orders=args.orders)
+    effort.check()
+    of = "" if args.data is None else f"-{_plain(stem(args.data))}"
+    out = _out(args, f"{_name(args.source)}-likelihood{of}.json")
+    model = load(args.source, args.device, checkpoint=args.checkpoint)
+    passages = _passages(model, args)
+    with Journal(_journal(out)) as journal, progress_bar("measuring", len(passages)) as advance:
+        summary = summarise(measure(model, passages, effort, journal, advance))
+    data = {"split": args.split} if args.data is None else {"file": str(args.data)}
+    print(f"{args.source}, {'its own ' + args.split + ' split' if args.data is None else args.data}")
+    _print_likelihood(summary)
+    record = {
+        "family": model.recipe.family.tag,
+        "step": model.step,
+        "data": data,
+        "effort": {name: getattr(effort, name) for name in ("exact", "orders", "states", "seed")},
+        **asdict(summary),
+    }
+    _finish(out, record, args, model.family.device)
+
+
+def _passages(model: Model, args: Namespace) -> list[Passage]:
+    """The texts of a file, or the examples of a split of the model's own task."""
+    from insertlm.evaluation.likelihoods import Passage, passages_of
+
+    if args.data is not None:
+        return passages_of(model, read_texts(args.data, args.field, args.count))
+    examples = model.recipe.task.examples(args.split, args.count)
+    return [Passage(example.prefix, example.target, model.decode(example.target)) for example in examples]
 
 
 def evaluate_infilling(args: Namespace) -> None:
@@ -237,6 +277,30 @@ def _print_summaries(columns: Sequence[tuple[str, Summary]]) -> None:
     standard_output().print(grid(["", *names], rows))
     for name, summary in columns:
         _print_left_out(name, summary)
+
+
+def _print_likelihood(summary: LikelihoodSummary) -> None:
+    from insertlm.cli.terminal import results_table, standard_output
+
+    kind = "exact" if not summary.bounds else f"{summary.exact:,} exact, {summary.bounds:,} as a lower bound"
+    noise = "" if not summary.bounds else f"bounds of random orders: ± {summary.bound_error:.3f}"
+    rows = [
+        ("NLL per token", f"{summary.nll_per_token:.3f} ± {summary.nll_per_token_error:.3f}", noise),
+        ("NLL per word", f"{summary.nll_per_word:.3f} ± {summary.nll_per_word_error:.3f}", ""),
+        ("bits per byte", f"{summary.bits_per_byte:.3f} ± {summary.bits_per_byte_error:.3f}", ""),
+        ("texts", f"{summary.count:,}", kind),
+    ]
+    standard_output().print(results_table(rows))
+    _print_numbers("empty", summary.empty)
+    _print_numbers("impossible for the model", summary.impossible)
+    if summary.cut:
+        print(f"  {summary.cut:,} longer than the model takes, measured up to there")
+
+
+def _print_numbers(what: str, numbers: Sequence[int]) -> None:
+    if numbers:
+        more = ", …" if len(numbers) > _NAMED else ""
+        print(f"  {len(numbers):,} {what}, in no mean: number {', '.join(map(str, numbers[:_NAMED]))}{more}")
 
 
 def _print_changes(changes: Mapping[str, Comparison]) -> None:

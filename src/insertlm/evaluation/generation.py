@@ -17,7 +17,7 @@ from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.model import Model
 from insertlm.recipe import portable, to_yaml
 
-__all__ = ["GeneratedTexts", "TextGenerator", "generate_once", "unconditional"]
+__all__ = ["GeneratedTexts", "TextGenerator", "fingerprint", "generate_once", "unconditional"]
 
 _BATCH = 64  # texts written at once
 
@@ -49,10 +49,10 @@ def unconditional(model: Model, seed: int) -> TextGenerator:
         return [model.decode(path.ids) for path in model.write(prompts, settings, _BATCH)]
 
     recipe = to_yaml(portable(model.recipe))  # without paths, so that a moved model finds its texts
-    return TextGenerator(key_of(_fingerprint(model.family), recipe, seed), generate)
+    return TextGenerator(key_of(fingerprint(model.family), recipe, seed), generate)
 
 
-def _fingerprint(family: Family) -> str:
+def fingerprint(family: Family) -> str:
     """A hash of the weights."""
     digest = hashlib.sha256()
     for weights in family.state_dict().values():

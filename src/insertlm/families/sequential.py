@@ -58,7 +58,9 @@ class Sequential(Family):
         end = self.specials.eos
         words = torch.cat([self.writable, self.writable.new_tensor([end])])
         fills = [fill for each in completions for fill in each.fills]
-        expected = torch.tensor([token for fill in fills for token in (*fill, end)], device=self.device)
+        expected = torch.tensor(
+            [token for fill in fills for token in (*fill, end)], dtype=torch.int64, device=self.device
+        )
         with exclusively(self.device):
             hidden = self.predict(completions)
             vectors = self.unembedding.weight

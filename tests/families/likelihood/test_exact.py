@@ -340,6 +340,12 @@ def test_a_text_may_fill_all_positions() -> None:
         log_likelihood(family, end, [[0], [1] * 170])
 
 
+def test_without_a_blank_only_the_end_of_an_ilm_is_left(ilm: ILM) -> None:
+    closed = Prompt([], start=[1, 2], open=frozenset())
+    assert log_likelihood(build(FillConfig()), closed, []).value == 0
+    assert log_likelihood(ilm, closed, []).value == pytest.approx(math.log(ilm.score([], [1, 2]).stop_probability))
+
+
 def test_every_blank_needs_a_text() -> None:
     with pytest.raises(InsertlmError, match="expected a text for each of 2 blanks, got 1"):
         Completion(PROMPTS[2], [[1]])

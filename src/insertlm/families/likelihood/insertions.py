@@ -101,7 +101,7 @@ class Insertions:
         self.cells = torch.tensor([*front, special.stop, special.bos, *completion.text], device=device)
         places = [first + place for begin, end in completion.ranges for place in range(begin, end)]
         self.wanted = torch.tensor(places, dtype=torch.int64, device=device)
-        sizes = torch.tensor([len(fill) for fill in completion.fills], device=device)
+        sizes = torch.tensor([len(fill) for fill in completion.fills], dtype=torch.int64, device=device)
         self.gap = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
         self.open = torch.zeros_like(self.cells, dtype=torch.bool)
         self.open[[first + begin - 1 for begin, _ in completion.ranges] + places] = True

@@ -37,6 +37,7 @@ generation_kwargs: {until: ["."], max_gen_toks: 4, do_sample: false}
 metric_list: [{metric: exact_match}]
 """,
 }
+OWN = {"mdm": {"block": 40}, "fill": {"jump": 6}}  # keys of a family
 SHARED = """
 dataset_path: json
 dataset_kwargs: {data_files: {test: FILE}}
@@ -49,8 +50,8 @@ def save_run(folder: Path, family: str = "ilm") -> Path:
     train_bpe(STORIES, 290).save(folder / "tokenizer.json")
     tree = {
         "task": {"name": "text", "train": "a.jsonl", "tokenizer": str(folder / "tokenizer.json"), "block": 40},
-        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 24, "max_length": 42},
-        "family": {"name": family, **({"block": 40} if family == "mdm" else {})},
+        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 24, "max_length": 72 if family == "fill" else 42},
+        "family": {"name": family, **OWN.get(family, {})},
         "train": {"steps": 20},
     }
     recipe = parse_recipe(tree, "test")

@@ -16,13 +16,14 @@ from insertlm.core.checks import shown, whole_number
 from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes
 from insertlm.families.base import Family
+from insertlm.families.likelihood.measure import Effort, log_likelihoods
 from insertlm.inference.scheduler import generate
-from insertlm.inference.score import Score
+from insertlm.inference.score import Completion, Likelihood, Score
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.infill import drafts
 from insertlm.infill.drafts import InfillDraft, PlainDraft
-from insertlm.infill.requests import Lengths, Request
+from insertlm.infill.requests import Given, Lengths, Request
 from insertlm.infill.results import Infilling
 from insertlm.infill.stream import Stream
 from insertlm.recipe import Recipe, build_family, change_decode, load_recipe, override_decode
@@ -200,9 +201,50 @@ class Model:
             return Stream(self.family, self.begin_infill(requests, decode, seed), decode, batch_size)
         return self.fill(requests, decode, seed, batch_size)
 
+    def likelihood(
+        self,
+        text: str,
+        prompt: str = "",
+        *,
+        fills: Sequence[str] | None = None,
+        exact: int = Effort().exact,
+        orders: int = Effort().orders,
+        states: int = Effort().states,
+        seed: int = 0,
+        batch_size: int = 64,
+    ) -> Likelihood:
+        """The probability that the model writes this text and ends, or with `fills` that it writes these into the
+        blanks of the text. It is that of writing at temperature 1 without any rules; see Likelihood, and for what is
+        exact and what a lower bound families/likelihood/measure.py.
+
+        prompt: what the text answers, as for `generate`
+        exact: an ILM's probability of up to so many tokens is summed up over all 2^n states; of more it is a bound
+        orders, states, seed: of the random states from which a bound is estimated
+
+        >>> stories = insertlm.load("stories-mini")
+        >>> sea, ball = (stories.likelihood("Lily found ___ in the park.", fills=[it]) for it in ("a sea", "a ball"))
+        >>> ball.exact, ball.tokens, ball.value > sea.value
+        (True, 2, True)
+        """
+        effort = Effort(exact, orders, states, seed, batch_size)
+        if fills is None:
+            prefix, written = self.recipe.task.parse_prompt(prompt), [text]
+            completion = Completion.behind([], self.recipe.task.tokenizer.encode(text), prefix)
+        elif prompt or isinstance(fills, str):
+            raise InsertlmError("likelihood: expected a list of fills, and no prompt besides")
+        else:
+            given, written = Given.of(Request(text).pieces, self.text_tokenizer, anywhere=False), list(fills)
+            if not given.blanks:
+                raise InsertlmError("likelihood: the text has no blank; expected ___ for each fill")
+            completion = given.completed(written, self.text_tokenizer)
+        [found] = log_likelihoods(self.family, [completion], effort)
+        each = None if found.fills is None else list(found.fills)
+        size = sum(len(part.encode()) for part in written)
+        return Likelihood(found.value, found.exact, found.error, completion.size, size, each)
+
     def score(self, text: str, prompt: str = "", *, batch_size: int = 64) -> Score:
         """How likely a text is under the model, decision by decision; see Score. prompt: what the text answers, as for
-        `generate`. The model reads the text once without each of its tokens.
+        `generate`. An ILM reads the text once without each of its tokens, an ARM or a filler once.
 
         >>> score = model.score("4 7 7 9 9 2 2 5 5 8 8 3", graph)
         >>> score.stop_probability > 0.99, min(score.tokens) > 0.99, max(score.stops) < 0.01

@@ -100,7 +100,7 @@ def check_results(done: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "|choices|" in done.stdout.replace(" ", "")
     [file] = (folder / "out").rglob("results_*.json")
-    assert json.loads(file.read_text())["config"]["insertlm_likelihood"] == "lower bound"
+    assert json.loads(file.read_text())["config"]["insertlm_likelihood"] == "exact"
 
 
 def test_it_runs_the_model_and_writes_nothing_into_the_environment(environment: Environment, tmp_path: Path) -> None:

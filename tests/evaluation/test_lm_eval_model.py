@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,8 +18,15 @@ from lm_eval.tasks import TaskManager
 
 from insertlm.core.errors import InsertlmError
 from insertlm.evaluation import lm_eval_model
-from insertlm.evaluation.likelihood import Effort, log_likelihood
 from insertlm.evaluation.lm_eval_model import InsertlmLM
+from insertlm.families.base import Family
+from insertlm.families.likelihood.measure import Effort, Estimate, log_likelihoods
+from insertlm.inference.score import Completion
+
+
+def log_likelihood(family: Family, given: list[int], target: list[int], effort: Effort) -> Estimate:
+    [estimate] = log_likelihoods(family, [Completion.behind(given, target)], effort)
+    return estimate
 
 
 class Asked(NamedTuple):
@@ -68,7 +76,8 @@ def test_the_harness_evaluates_an_ilm(run: Path, tasks: Path) -> None:
     assert 0 <= results["choices"]["acc,none"] <= 1
     assert results["perplexity"]["word_perplexity,none"] > 1
     assert results["writing"]["exact_match,none"] == 0
-    assert config["insertlm_likelihood"] == "lower bound"
+    assert config["insertlm_likelihood"] == "partly exact, partly a lower bound"
+    assert (config["insertlm_exact"], config["insertlm_bounds"]) == (6, 3)  # choices are short, whole texts long
     assert 0 < config["insertlm_bound_error_mean"] <= config["insertlm_bound_error_max"]
     lm = InsertlmLM(str(run), orders=4, states=5)
     [text] = (sample["arguments"][0][0] for sample in found["samples"]["perplexity"][:1])
@@ -87,18 +96,34 @@ def test_the_models_of_the_harness_are_still_there() -> None:
 # --- Likelihoods
 
 
-def test_a_likelihood_is_the_bound_with_its_error(run: Path) -> None:
-    lm = InsertlmLM(str(run), seed=3)
-    pairs = [("The cat sat", " on the mat."), ("", "The dog"), ("The cat ", "sat")]
-    answers = lm.loglikelihood([Asked(pair) for pair in pairs])
-    encode = lm.text_tokenizer.encode
-    for (context, continuation), (value, greedy), estimate in zip(pairs, answers, lm.estimates, strict=True):
-        given = encode(context.rstrip())
-        target = encode(context + continuation)[len(given) :]
-        assert estimate == log_likelihood(lm.model.family, given, target, Effort(seed=3))
-        assert value == estimate.value and not estimate.exact
-        assert greedy in (True, False)
-    assert lm.get_model_info()["insertlm_effort"] == Effort(seed=3)._asdict()
+def test_a_likelihood_is_exact_or_the_bound_with_its_error(run: Path) -> None:
+    for exact in (12, 0):
+        lm = InsertlmLM(str(run), seed=3, exact=exact)
+        pairs = [("The cat sat", " on the mat."), ("", "The dog"), ("The cat ", "sat on")]
+        answers = lm.loglikelihood([Asked(pair) for pair in pairs])
+        encode = lm.text_tokenizer.encode
+        for (context, continuation), (value, greedy), estimate in zip(pairs, answers, lm.estimates, strict=True):
+            given = encode(context.rstrip())
+            target = encode(context + continuation)[len(given) :]
+            assert 1 < len(target) <= 12
+            assert estimate == log_likelihood(lm.model.family, given, target, Effort(exact, seed=3))
+            assert value == estimate.value and estimate.exact == (exact > 0)
+            assert greedy in (True, False)
+        info = lm.get_model_info()
+        assert info["insertlm_likelihood"] == ("exact" if exact else "lower bound")
+        assert info.get("insertlm_effort") == (None if exact else Effort(0, seed=3)._asdict())
+
+
+def test_an_interrupted_run_finds_what_is_done(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = InsertlmLM(str(run), exact=3)
+    kept = list[tuple[Any, ...]]()
+    monkeypatch.setattr(lm, "cache_hook", SimpleNamespace(add_partial=lambda *parts: kept.append(parts)))
+    long = "The cat sat on the mat. " * 12
+    asked = [Asked(("The dog",)), Asked((long,)), Asked(("",))]
+    values = lm.loglikelihood_rolling(asked)
+    pairs = lm.loglikelihood([Asked(("The", " cat"))])
+    expected = [("loglikelihood_rolling", each.args, value) for each, value in zip(asked, values, strict=True)]
+    assert kept == [*expected, ("loglikelihood", ("The", " cat"), pairs[0])]
 
 
 def test_an_answer_does_not_depend_on_the_others(run: Path) -> None:
@@ -141,12 +166,36 @@ def test_nothing_has_a_likelihood_too(run: Path) -> None:
     assert -100 < value < 0
 
 
-def test_an_arm_is_exact(make_run: Callable[..., Path]) -> None:
-    lm = InsertlmLM(str(make_run("arm")))
-    [(value, _)] = lm.loglikelihood([Asked(("The cat", " sat"))])
-    assert value < 0
+@pytest.mark.parametrize("name", ["arm", "fill"])
+def test_what_writes_from_the_left_is_exact(make_run: Callable[..., Path], name: str) -> None:
+    lm = InsertlmLM(str(make_run(name)))
+    pairs = [
+        ("The cat", " sat"),
+        ("", "The dog sat on the mat with the cat and the other dog."),
+        ("The dog sat", " on"),
+    ]
+    answers = lm.loglikelihood([Asked(pair) for pair in pairs])
+    [whole] = lm.loglikelihood_rolling([Asked((pairs[1][1],))])
+    assert answers[1][0] == pytest.approx(whole, abs=1e-4)
+    for pair, (value, _) in zip(pairs, answers, strict=True):
+        completion = Completion.behind(*lm._pair(*pair))
+        [[fill]] = lm.model.family.decisions([completion])  # type: ignore[operator]
+        assert value == pytest.approx(fill.value, abs=1e-4)
     assert lm.get_model_info() == {"insertlm_likelihood": "exact"}
     assert isinstance(lm.generate_until([Asked(("The cat", {"until": ["."], "max_gen_toks": 3}))])[0], str)
+
+
+@pytest.mark.parametrize("name", ["arm", "fill"])
+def test_the_harness_evaluates_what_is_exact(make_run: Callable[..., Path], tasks: Path, name: str) -> None:
+    found = lm_eval.simple_evaluate(
+        model="insertlm",
+        model_args=f"pretrained={make_run(name)}",
+        tasks=list(TASKS),
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    assert found["config"]["insertlm_likelihood"] == "exact"
+    assert found["results"]["perplexity"]["word_perplexity,none"] > 1
 
 
 def test_an_mdm_has_a_bound_but_cannot_go_on(make_run: Callable[..., Path]) -> None:
@@ -158,7 +207,7 @@ def test_an_mdm_has_a_bound_but_cannot_go_on(make_run: Callable[..., Path]) -> N
 
 
 def test_the_insertion_transformer_is_refused(make_run: Callable[..., Path]) -> None:
-    with pytest.raises(InsertlmError, match="likelihoods: expected a model of the family ilm, arm or mdm"):
+    with pytest.raises(InsertlmError, match="likelihoods: expected a model of the family ilm, arm, fill or mdm"):
         InsertlmLM(str(make_run("it"))).loglikelihood([Asked(("The cat", " sat"))])
 
 

@@ -19,9 +19,9 @@ from lettering import FREE, Letters, build, infill, text_model
 from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
-from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
 from insertlm.families.ilm import ILM
+from insertlm.families.it import ItConfig
 from insertlm.inference.scheduler import Progress
 from insertlm.inference.score import restoring_gaps
 from insertlm.inference.settings import Prompt
@@ -175,8 +175,10 @@ def test_scores_of_odd_texts(few: Family) -> None:
 
 
 def test_families_that_cannot_score_say_so() -> None:
-    with pytest.raises(InsertlmError, match=r"^score: this family has no distribution over slots and tokens"):
-        build(ArmConfig()).score([], [97])
+    with pytest.raises(
+        InsertlmError, match=r"^score: this family gives no probabilities to single tokens; expected an ilm"
+    ):
+        build(ItConfig()).score([], [97])
 
 
 # --- The door

@@ -20,6 +20,7 @@ OVERRIDES = {
     "train": ("task", "model", "family", "optim", "train", "decode"),
     "evaluate": ("decode",),
     "evaluate nll": ("decode",),
+    "evaluate likelihood": (),
     "evaluate infilling": ("decode",),
     "evaluate judge": ("decode",),
     "evaluate frontier": ("decode",),
@@ -153,6 +154,7 @@ def parser() -> argparse.ArgumentParser:
         _add_train,
         _add_evaluate,
         _add_evaluate_nll,
+        _add_evaluate_likelihood,
         _add_evaluate_infilling,
         _add_evaluate_judge,
         _add_evaluate_frontier,
@@ -192,7 +194,7 @@ def _add_train(subparsers: Any) -> None:
 
 
 def _add_evaluate(subparsers: Any) -> None:
-    note = f"{_DECODE} To evaluate texts: insertlm evaluate nll, infilling, judge or frontier."
+    note = f"{_DECODE} To evaluate texts: insertlm evaluate nll, likelihood, infilling, judge or frontier."
     command = _add(subparsers, "evaluate", "measure the accuracy of a model on its task", note)
     command.add_argument("model", metavar="RUN", help="run folder or bundled model")
     command.split()
@@ -230,6 +232,22 @@ def _add_evaluate_nll(subparsers: Any) -> None:
     _add_evaluator(command)
     command.file("--data", "texts to compare with, measured the same way")
     _add_results(command, "NAME-nll-MODEL.json")
+
+
+def _add_evaluate_likelihood(subparsers: Any) -> None:
+    command = _add(subparsers, "evaluate likelihood", "measure how probable texts are to a model of ours", _RESUME)
+    command.add_argument("source", metavar="MODEL", help="run folder, exported folder, Hub id or bundled model")
+    command.file("--data", f"{_TEXTS} (default: examples of the model's own task)")
+    command.option("--field", _FIELD, "text", metavar="NAME")
+    command.split()
+    command.number("--count", "number of texts (default: all of a file; of a split the recipe's number)")
+    about = "ilm: most tokens of which all 2^N states are summed up; longer texts get a lower bound"
+    command.number("--exact", about, 12, _whole(0, 16))
+    command.number(
+        "--orders", "of a lower bound: random orders, which make its standard error smaller", 8, _whole(2, 10**6)
+    )
+    command.checkpoint()
+    _add_results(command, "MODEL-likelihood.json")
 
 
 def _add_evaluate_infilling(subparsers: Any) -> None:

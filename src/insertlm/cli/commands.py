@@ -6,6 +6,7 @@ Commands import torch, and modules that do, inside their functions: `data` and m
 from insertlm.cli.data import data, data_infilling
 from insertlm.cli.evaluate import evaluate
 from insertlm.cli.evaluate_infilling import evaluate_infilling
+from insertlm.cli.evaluate_likelihood import evaluate_likelihood
 from insertlm.cli.evaluate_texts import evaluate_frontier, evaluate_judge, evaluate_nll
 from insertlm.cli.export import export
 from insertlm.cli.generate import generate
@@ -23,6 +24,7 @@ __all__ = [
     "evaluate_frontier",
     "evaluate_infilling",
     "evaluate_judge",
+    "evaluate_likelihood",
     "evaluate_nll",
     "export",
     "generate",

@@ -33,6 +33,7 @@ __all__ = [
     "named",
     "out_of",
     "plain",
+    "print_numbers",
     "print_summaries",
     "score",
 ]
@@ -112,12 +113,16 @@ def print_summaries(columns: Sequence[tuple[str, Summary]]) -> None:
 
 
 def _print_left_out(name: str, summary: Summary) -> None:
-    if summary.empty:
-        more = ", …" if len(summary.empty) > _NAMED else ""
-        numbers = ", ".join(map(str, summary.empty[:_NAMED])) + more
-        print(f"  {name}: {len(summary.empty):,} empty, in no mean: number {numbers}")
+    print_numbers(f"{name}: ", "empty", summary.empty)
     if summary.cut:
         print(f"  {name}: {summary.cut:,} longer than the evaluator's context, scored up to it")
+
+
+def print_numbers(whose: str, what: str, numbers: Sequence[int]) -> None:
+    """Which texts are in no mean, if there are any."""
+    if numbers:
+        more = ", …" if len(numbers) > _NAMED else ""
+        print(f"  {whose}{len(numbers):,} {what}, in no mean: number {', '.join(map(str, numbers[:_NAMED]))}{more}")
 
 
 def finish(out: Path, record: Mapping[str, Any], args: Namespace, device: torch.device) -> None:

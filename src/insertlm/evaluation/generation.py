@@ -21,7 +21,7 @@ from insertlm.infill.stream import Stream
 from insertlm.model import Model
 from insertlm.recipe import portable, to_yaml
 
-__all__ = ["GeneratedTexts", "TextGenerator", "fill_once", "generate_once", "unconditional"]
+__all__ = ["GeneratedTexts", "TextGenerator", "fill_once", "fingerprint", "generate_once", "unconditional"]
 
 _BATCH = 64  # texts written at once
 
@@ -57,10 +57,10 @@ def unconditional(model: Model, seed: int) -> TextGenerator:
 
 def _identity(model: Model) -> tuple[str, str]:
     # The recipe without paths, so that a moved model finds its texts.
-    return _fingerprint(model.family), to_yaml(portable(model.recipe))
+    return fingerprint(model.family), to_yaml(portable(model.recipe))
 
 
-def _fingerprint(family: Family) -> str:
+def fingerprint(family: Family) -> str:
     """A hash of the weights."""
     digest = hashlib.sha256()
     for weights in family.state_dict().values():

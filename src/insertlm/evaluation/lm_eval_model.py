@@ -2,9 +2,10 @@
 
 Design choices:
 - A likelihood is the probability that a text which begins with the context continues with the continuation and ends
-  there; see evaluation/likelihood.py. For an ARM it is exact. **For an ILM and an MDM it is a lower bound** with a
-  standard error. The harness has no field for an error beside each answer, so `config` in its results holds the mean
-  and the largest.
+  there; see families/likelihood/measure.py. For an ARM and a filler it is exact, for an ILM if the continuation has no
+  more than `exact` tokens. **Else, and for an MDM, it is a lower bound** with a standard error. The harness has no
+  field for this beside each answer, so `config` in its results holds how many are exact, and the mean error and the
+  largest.
 - To generate is to fill in one blank at the end of the context. The fill is cut at the first of the task's `until`.
 - A context that is too long loses its beginning. A text that is too long to score is scored in pieces, each as a text
   of its own.
@@ -13,7 +14,7 @@ Design choices:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lm_eval.models  # noqa: F401  # before ours is registered: the harness registers its own only in an empty table
@@ -22,7 +23,8 @@ from lm_eval.api.registry import register_model
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.progress import progress_bar
-from insertlm.evaluation.likelihood import Effort, Estimate, log_likelihood
+from insertlm.families.likelihood.measure import Effort, Estimate, log_likelihoods
+from insertlm.inference.score import Completion
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.infill.requests import Request
 from insertlm.model import load
@@ -45,8 +47,8 @@ _MOST_NAMES = (
 
 @register_model("insertlm")
 class InsertlmLM(LM):  # type: ignore[misc]
-    """pretrained: run folder, exported folder, Hub id or bundled name   orders, states: see Effort   settings: keys of
-    the `decode` section"""
+    """pretrained: run folder, exported folder, Hub id or bundled name   exact, orders, states, seed: see Effort
+    settings: keys of the `decode` section"""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         device: str | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
+        exact: int = Effort().exact,
         orders: int = Effort().orders,
         states: int = Effort().states,
         seed: int = 0,
@@ -63,7 +66,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         self.model = load(pretrained, None if device == _NO_DEVICE else device)
         self.text_tokenizer = self.model.text_tokenizer
         self.batch_size = _BATCH if batch_size in _NO_SIZE else int(batch_size or 0)
-        self.effort = Effort(orders, states, seed, self.batch_size)
+        self.effort = Effort(exact, orders, states, seed, self.batch_size)
         self.settings = self.model.settings(**settings)
         self.estimates: list[Estimate] = []
         self._device = self.model.family.device
@@ -82,8 +85,11 @@ class InsertlmLM(LM):  # type: ignore[misc]
         errors = [estimate.error for estimate in self.estimates if not estimate.exact]
         if not errors:
             return {"insertlm_likelihood": "exact"} if self.estimates else {}
+        exact = len(self.estimates) - len(errors)
         return {
-            "insertlm_likelihood": "lower bound",
+            "insertlm_likelihood": "partly exact, partly a lower bound" if exact else "lower bound",
+            "insertlm_exact": exact,
+            "insertlm_bounds": len(errors),
             "insertlm_bound_error_mean": sum(errors) / len(errors),
             "insertlm_bound_error_max": max(errors),
             "insertlm_effort": self.effort._asdict(),
@@ -94,22 +100,33 @@ class InsertlmLM(LM):  # type: ignore[misc]
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         pairs = [self._pair(*request.args) for request in requests]
         written = self._greedy([given for given, _ in pairs], max((len(target) for _, target in pairs), default=0))
-        answers = []
-        # The harness asks for the likelihood and for whether greedy writing gives the same continuation.
-        for request, (given, target), greedy in zip(requests, pairs, written, strict=True):
-            answers.append((self._score(given, target).value, greedy == target))
+        answers = dict[int, tuple[float, bool]]()
+
+        def answer(number: int, value: float) -> None:
+            # The harness asks for the likelihood and for whether greedy writing gives the same continuation.
+            answers[number] = value, written[number] == pairs[number][1]
             # So that an interrupted run of the harness finds what is done.
-            self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
-        return answers
+            self.cache_hook.add_partial("loglikelihood", requests[number].args, answers[number])
+
+        self._measure(pairs, answer)
+        return [answers[number] for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        answers = []
-        for request in requests:
-            ids = self.text_tokenizer.encode(*request.args)
-            pieces = [ids[first : first + self.max_length] for first in range(0, max(1, len(ids)), self.max_length)]
-            answers.append(math.fsum(self._score([], piece).value for piece in pieces))
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
-        return answers
+        texts = [self._pieces(self.text_tokenizer.encode(*request.args)) for request in requests]
+        owner = [number for number, pieces in enumerate(texts) for _ in pieces]
+        values: list[list[float]] = [[] for _ in texts]
+
+        def answer(number: int, value: float) -> None:
+            mine = owner[number]
+            values[mine].append(value)
+            if len(values[mine]) == len(texts[mine]):
+                self.cache_hook.add_partial("loglikelihood_rolling", requests[mine].args, math.fsum(values[mine]))
+
+        self._measure([([], piece) for pieces in texts for piece in pieces], answer)
+        return list(map(math.fsum, values))
+
+    def _pieces(self, ids: list[int]) -> list[list[int]]:
+        return [ids[first : first + self.max_length] for first in range(0, max(1, len(ids)), self.max_length)]
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Ids of the context, as many as fit, and of the continuation. Both are tokenised together. Spaces at the end
@@ -122,9 +139,18 @@ class InsertlmLM(LM):  # type: ignore[misc]
             raise InsertlmError(f"a continuation has {len(target)} tokens; the model takes {self.max_length}")
         return given[max(0, len(ids) - self.max_length) :], target
 
-    def _score(self, given: Sequence[int], target: Sequence[int]) -> Estimate:
-        self.estimates.append(log_likelihood(self.model.family, given, target, self.effort))
-        return self.estimates[-1]
+    def _measure(self, pairs: Sequence[tuple[list[int], list[int]]], answer: Callable[[int, float], None]) -> None:
+        """log P of each target behind what is given. answer: called with its number and value"""
+        completions = [Completion.behind(given, target) for given, target in pairs]
+        with progress_bar("measuring", len(pairs)) as advance:
+
+            def found(number: int, estimate: Estimate) -> None:
+                self.estimates.append(estimate)
+                answer(number, estimate.value)
+                advance(len(self.estimates) - before)
+
+            before = len(self.estimates)
+            log_likelihoods(self.model.family, completions, self.effort, found)
 
     def _greedy(self, contexts: Sequence[list[int]], most: int) -> list[list[int] | None]:
         """What the model would write after each, None if it would not end; an MDM cannot continue a text."""

@@ -30,8 +30,10 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing, Segments
 from insertlm.families.abilities import Abilities
-from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
+from insertlm.families.base import FamilyConfig, Losses, Noise, Rows
+from insertlm.families.sequential import Sequential, examples_of
 from insertlm.inference.sampling import draws
+from insertlm.inference.score import Completion
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import BatchWriter, Step, Writer
 from insertlm.nn.attention import Attention, CachedAttention, PrefixCache, attention_over
@@ -107,7 +109,7 @@ def pack(rows: Rows, noise: Noise, capacity: int | None = None) -> Packed:
 # --- Model ------------------------------------------------------------------------------------------------------------
 
 
-class ARM(Family):
+class ARM(Sequential):
     framing = 1  # <bos>
     abilities = Abilities(appends=True, left_to_right=True)
 
@@ -137,6 +139,16 @@ class ARM(Family):
         tokens = rows.target_length.sum()
         loss = ((mass - score) * x.real).sum() / tokens
         return Losses(loss, {"token_loss": loss.detach()}, over={"loss": tokens, "token_loss": tokens})
+
+    def predict(self, completions: Sequence[Completion]) -> Tensor:
+        rows = self.rows(examples_of(completions)).to(self.device)
+        x = pack(rows, Noise(0, *torch.zeros(2, len(completions), dtype=torch.int64, device=self.device)))
+        given = torch.tensor([len(each.prompt.start) for each in completions], device=self.device)
+        written = rows.real & (torch.arange(rows.target.shape[1], device=self.device) >= given[:, None])
+        attention = attention_over(x.packing, rows.given_length, self.model.prefix_lm, causal=True)
+        with self.backbone.autocast():
+            hidden: Tensor = self.backbone(x.tokens, x.positions, attention, wanted=x.rows[written[rows.real]])
+        return hidden
 
     # --- Writing
 

@@ -16,7 +16,7 @@ from insertlm.core.section import NamedSection
 from insertlm.families.abilities import Abilities
 from insertlm.inference.constraints import check_rules
 from insertlm.inference.engine import check, decode, exclusively
-from insertlm.inference.score import Score
+from insertlm.inference.score import Completion, Score
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.inference.writer import Writer
@@ -188,10 +188,18 @@ class Family(nn.Module, ABC):
         for prompt in prompts:
             check_rules(prompt, writable, longest - len(prompt.prefix) - len(prompt.start) - self.framing)
 
+    def check_completion(self, completion: Completion) -> None:
+        """Refuse a text that this family cannot have written."""
+        prefix, text = completion.prompt.prefix, completion.text
+        length, longest = len(prefix) + len(text), self.model.max_length - self.framing
+        if length > longest:
+            raise InsertlmError(f"the text has {length:,} tokens, its prompt included; the model takes {longest:,}")
+        check([Prompt(prefix, start=text)], self.model.max_length, self.vocabulary, self.framing)
+
     def score(self, prefix: Sequence[int], text: Sequence[int], batch_size: int = 64) -> Score:
         """How likely each decision is that leads to this text. batch_size: of its n + 1 variants, how many are computed
         together"""
-        raise InsertlmError("score: this family has no distribution over slots and tokens; expected an ilm")
+        raise InsertlmError("score: this family gives no probabilities to single tokens; expected an ilm, arm or fill")
 
     def cached_backbone(self, texts: int, cells: int) -> CachedBackbone:
         """The backbone in CUDA graphs. They are kept from batch to batch, since capturing takes seconds, and captured

@@ -40,10 +40,12 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import chance
 from insertlm.core.section import Count, Fraction
 from insertlm.families.abilities import Abilities
-from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
+from insertlm.families.base import FamilyConfig, Losses, Noise, Rows
 from insertlm.families.corruption.blanks import MOST, Blanks, BlanksConfig, cut
 from insertlm.families.corruption.laid_out import HINTS, Laid, Layout, hint_of, lay_out
 from insertlm.families.filling import FillWriter
+from insertlm.families.sequential import Sequential, examples_of
+from insertlm.inference.score import Completion
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import Writer
 from insertlm.nn.attention import PackedAttention
@@ -78,7 +80,7 @@ class FillConfig(FamilyConfig, frozen=True, kw_only=True, tag="fill"):
         return prefix + 1 + target + MOST * (self.jump + 1)
 
 
-class Filler(Family):
+class Filler(Sequential):
     framing = 1 + 2 * MOST
     abilities = Abilities(stop_threshold=True, supports_constraints=True, takes_hints=True, left_to_right=True)
     traits: Tensor
@@ -138,6 +140,32 @@ class Filler(Family):
         if capacity is not None and len(rows.target) >= _MANY and self.config.suffix + self.config.everything <= 0.4:
             most = whole_blocks(capacity // 2)
         return lay_out(rows, blanks, noise, self.layout, capacity, most=most, openings=openings, in_step=in_step)
+
+    def check_completion(self, completion: Completion) -> None:
+        super().check_completion(completion)
+        prompt, step = completion.prompt, 1 + self.layout.jump
+        gaps, given = sorted(prompt.gaps), len(prompt.prefix) + 1
+        ends = [
+            given + gap + k * step + len(fill) for k, (gap, fill) in enumerate(zip(gaps, completion.fills, strict=True))
+        ]
+        behind = given + len(prompt.start) + step * sum(gap < len(prompt.start) for gap in gaps)
+        if (last := max(behind, 1 + max(ends, default=0))) > (most := self.model.max_length):
+            raise InsertlmError(f"the text and its {len(gaps)} blanks need {last:,} positions; the model has {most:,}")
+
+    def predict(self, completions: Sequence[Completion]) -> Tensor:
+        rows = self.rows(examples_of(completions)).to(self.device)
+        edges, openings = list[list[tuple[int, int]]](), list[list[int]]()
+        for each in completions:
+            spare = MOST - len(each.fills)
+            edges.append([*each.ranges, *[(len(each.text), len(each.text))] * spare])
+            hints = [each.prompt.words.get(gap) for gap in sorted(each.prompt.gaps)]
+            openings.append([self.layout.opening(words) for words in [*hints, *[None] * spare]])
+        count = torch.tensor([len(each.fills) for each in completions], device=self.device)
+        blanks = Blanks(count, *torch.tensor(edges, device=self.device).unbind(2))
+        nothing = Noise(0, *torch.zeros(2, len(completions), dtype=torch.int64, device=self.device))
+        x = lay_out(rows, blanks, nothing, self.layout, openings=torch.tensor(openings, device=self.device))
+        with self.backbone.autocast():
+            return self.hidden(x, None)
 
     def _cut(self, rows: Rows, noise: Noise) -> Blanks:
         traits = self.traits.to(rows.target.device)  # the trainer asks for rows on the host

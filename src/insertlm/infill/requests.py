@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from insertlm.core.checks import shown, whole_number
 from insertlm.core.errors import InsertlmError
 from insertlm.inference.constraints import contradicts, is_within
+from insertlm.inference.score import Completion
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.text.blanks import check_characters, cut_out, missing_blank, parse_blanks
 from insertlm.text.tokenizers import Tokenizer
@@ -116,11 +117,18 @@ class Given:
         """Every blank gets exactly as many tokens as this fill has."""
         if len(fills) != len(self.blanks):
             raise InsertlmError(f"lengths_of: expected a text for each of {len(self.blanks)} blanks, got {len(fills)}")
-        written = {
-            gap: f" {fill}" if gap in self.spaces else fill for gap, fill in zip(self.blanks, fills, strict=True)
-        }
-        counts = {gap: len(tokenizer.encode(fill)) for gap, fill in written.items()}
-        return {gap: Bounds(count, count) for gap, count in counts.items()}
+        written = self.completed(fills, tokenizer).fills
+        return {gap: Bounds(len(fill), len(fill)) for gap, fill in zip(self.blanks, written, strict=True)}
+
+    def completed(self, fills: Sequence[str], tokenizer: Tokenizer) -> Completion:
+        """The text with these fills, as they would be written. The first token of a fill brings the hidden space before
+        it, if there is one; an empty fill has no token."""
+        if len(fills) != len(self.blanks):
+            raise InsertlmError(f"fills: expected a text for each of {len(self.blanks)} blanks, got {len(fills)}")
+        prompt = Prompt([], start=self.ids, open=frozenset(self.blanks))
+        blanks = zip(self.blanks, fills, strict=True)
+        spaced = [f" {fill}" if gap in self.spaces and fill else fill for gap, fill in blanks]
+        return Completion(prompt, [tokenizer.encode(fill) for fill in spaced])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Likelihoods against sums over all ways to write a text, for models so small that all can be listed."""
+"""Bounds and left-to-right likelihoods against plain definitions, for models so small that all orders can be listed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import uniform
-from insertlm.evaluation import likelihood
-from insertlm.evaluation.likelihood import Effort, Estimate, log_likelihood
 from insertlm.families.arm import ARM, ArmConfig
 from insertlm.families.base import Family
 from insertlm.families.ilm import ILM, IlmConfig
 from insertlm.families.it import ItConfig
+from insertlm.families.likelihood import states as module
+from insertlm.families.likelihood.insertions import Insertions
+from insertlm.families.likelihood.masks import Masks
+from insertlm.families.likelihood.measure import Effort, Estimate, log_likelihoods
 from insertlm.families.mdm import MDM, MdmConfig, lay_out
+from insertlm.inference.score import Completion
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.nn.spec import ModelConfig
 from insertlm.text.tokenizers import WordTokenizer
@@ -32,6 +35,15 @@ WORDS = WordTokenizer(("0", "1", "2"), reserved=1)
 TEXTS = [([], [0, 1, 2]), ([1, 2], [2, 2, 0]), ([2], [1, 1, 1, 0]), ([0], [1])]
 CPU = torch.device("cpu")
 EVERY = 1 << 30  # all states of an order
+
+
+def log_likelihood(family: Family, given: Sequence[int], target: Sequence[int], effort: Effort) -> Estimate:
+    [estimate] = log_likelihoods(family, [Completion.behind(given, target)], effort)
+    return estimate
+
+
+def terms(ilm: ILM, given: Sequence[int], target: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    return Insertions(ilm, Completion.behind(given, target), 64).terms
 
 
 def build(config: IlmConfig | ArmConfig | MdmConfig | ItConfig, scale: float = 0.1) -> Family:
@@ -103,20 +115,20 @@ def test_the_bound_of_an_ilm_is_that_of_all_orders(
     ilm: ILM, softmax_attention: Attend, given: list[int], target: list[int]
 ) -> None:
     exact, bound = exact_and_bound(Reference(ilm, given, softmax_attention), target)
-    found = log_likelihood(ilm, given, target, Effort(orders=8))
-    assert found == pytest.approx((bound, 0.0, False), abs=1e-9)
+    found = log_likelihood(ilm, given, target, Effort(exact=0, orders=8))
+    assert found[:2] == pytest.approx((bound, 0.0), abs=1e-9)
     if len(target) == 1:  # one order: the bound is no bound but the thing itself
-        assert bound == pytest.approx(exact, abs=1e-9)
+        assert found.exact and bound == pytest.approx(exact, abs=1e-9)
     else:
-        assert bound < exact - 1e-3
+        assert not found.exact and bound < exact - 1e-3
 
 
 @pytest.mark.parametrize("states", [1, 2, EVERY])
 @pytest.mark.parametrize(("given", "target"), TEXTS)
 def test_sampling_states_has_the_bound_as_its_mean(ilm: ILM, given: list[int], target: list[int], states: int) -> None:
-    look, effort = likelihood._Insertions(ilm, given, target), Effort(orders=600, states=states)
-    bound = likelihood._all_states(look, len(target), CPU, effort)
-    value, error = likelihood._some_states(look, len(target), CPU, effort)
+    look, effort = terms(ilm, given, target), Effort(orders=600, states=states)
+    bound = module._all_states(look, len(target), CPU, effort)
+    value, error = module._some_states(look, len(target), CPU, effort)
     assert abs(value - bound) <= 4 * error + 1e-9
     assert error < 0.15
 
@@ -124,8 +136,8 @@ def test_sampling_states_has_the_bound_as_its_mean(ilm: ILM, given: list[int], t
 def test_a_long_text_is_sampled(ilm: ILM) -> None:
     """What all of its 2047 states say is what some of them say, within the error."""
     target = [2, 0, 1, 1, 2, 0, 2, 1, 0, 0, 1]
-    every = log_likelihood(ilm, [1], target, Effort(orders=1000))
-    some = log_likelihood(ilm, [1], target, Effort(orders=32, states=4))
+    every = log_likelihood(ilm, [1], target, Effort(exact=0, orders=1000))
+    some = log_likelihood(ilm, [1], target, Effort(exact=0, orders=32, states=4))
     assert every.error == 0 < some.error < 1
     assert abs(every.value - some.value) <= 4 * some.error
 
@@ -159,7 +171,7 @@ def test_it_is_the_distribution_of_the_decoder(ilm: ILM, softmax_attention: Atte
 
 def test_the_error_is_that_of_the_mean(ilm: ILM) -> None:
     """Over many seeds the values scatter as the errors say."""
-    found = [log_likelihood(ilm, [], [0, 2, 1, 1, 0], Effort(orders=6, seed=seed)) for seed in range(150)]
+    found = [log_likelihood(ilm, [], [0, 2, 1, 1, 0], Effort(exact=0, orders=6, seed=seed)) for seed in range(150)]
     scatter = torch.tensor([each.value for each in found]).std()
     said = torch.tensor([each.error**2 for each in found]).mean().sqrt()
     assert 0.8 < float(scatter / said) < 1.25
@@ -167,23 +179,26 @@ def test_the_error_is_that_of_the_mean(ilm: ILM) -> None:
 
 def test_of_nothing_only_the_end_counts(ilm: ILM, softmax_attention: Attend) -> None:
     stop, _ = Reference(ilm, [1, 0], softmax_attention).state(())
-    assert log_likelihood(ilm, [1, 0], [], Effort()) == pytest.approx((float(stop[0]), 0.0, True), abs=1e-9)
+    for exact in (0, 12):
+        found = log_likelihood(ilm, [1, 0], [], Effort(exact=exact))
+        assert found[:3] == pytest.approx((float(stop[0]), 0.0, True), abs=1e-9)
 
 
 def test_texts_that_cannot_be_written_have_no_chance(ilm: ILM, mdm: MDM) -> None:
     unknown = WORDS.specials.unk
     for family in (ilm, mdm, build(ArmConfig())):
-        for effort in (Effort(), Effort(orders=2, states=1)):  # all states are looked at, or some
+        for effort in (Effort(), Effort(exact=0, orders=2, states=1)):  # all states are looked at, or some
             estimate = log_likelihood(family, [0], [1, unknown], effort)
             assert (estimate.value, estimate.error) == (-math.inf, 0.0)
         assert math.isfinite(log_likelihood(family, [unknown], [1, 0], Effort()).value)
 
 
 def test_the_batch_does_not_matter(ilm: ILM, mdm: MDM) -> None:
-    for family in (ilm, mdm):
-        one, many = (log_likelihood(family, [0], [1, 2, 1], Effort(batch_size=size)) for size in (3, 1000))
+    for family, exact in ((ilm, 0), (ilm, 12), (mdm, 0)):
+        efforts = [Effort(exact=exact, batch_size=size) for size in (3, 1000)]
+        one, many = (log_likelihood(family, [0], [1, 2, 1], effort) for effort in efforts)
         assert one.value == pytest.approx(many.value, abs=1e-9)
-        assert one == log_likelihood(family, [0], [1, 2, 1], Effort(batch_size=3))
+        assert one == log_likelihood(family, [0], [1, 2, 1], efforts[0])
 
 
 @pytest.mark.parametrize(("given", "target"), TEXTS)
@@ -199,13 +214,13 @@ def test_the_likelihood_of_an_arm_is_exact(softmax_attention: Attend, given: lis
         )
         logits = arm.unembedding(hidden[-1])[words]
         total += float(logits.log_softmax(0)[words.index(expected)])
-    assert log_likelihood(arm, given, target, Effort()) == pytest.approx((total, 0.0, True), abs=1e-9)
+    assert log_likelihood(arm, given, target, Effort())[:3] == pytest.approx((total, 0.0, True), abs=1e-9)
 
 
 def test_the_bound_of_an_mdm_is_that_of_all_orders(mdm: MDM) -> None:
     """Every order of unmasking, one cell at a time; the pads tell the length."""
     given, target = [2], [0, 1]
-    look = likelihood._Masks(mdm, given, target)
+    look = Masks(mdm, Completion.behind(given, target))
     sets = torch.tensor(list(itertools.product((False, True), repeat=4)))
     terms = {tuple(missing): _right(look, missing) for missing in sets.tolist() if any(missing)}
     logs = []
@@ -217,13 +232,14 @@ def test_the_bound_of_an_mdm_is_that_of_all_orders(mdm: MDM) -> None:
         logs.append(total)
     paths = torch.tensor(logs, dtype=torch.float64)
     exact, bound = float(paths.logsumexp(0)) - math.log(24), float(paths.mean())
-    assert log_likelihood(mdm, given, target, Effort()) == pytest.approx((bound, 0.0, False), abs=1e-6)  # float32 time
+    found = log_likelihood(mdm, given, target, Effort())
+    assert found[:3] == pytest.approx((bound, 0.0, False), abs=1e-6)  # float32 time
     assert bound < exact - 1e-3
-    value, error = likelihood._some_states(look, 4, CPU, Effort(orders=600, states=2))
+    value, error = module._some_states(look, 4, CPU, Effort(orders=600, states=2))
     assert abs(value - bound) <= 4 * error
 
 
-def _right(look: likelihood._Masks, missing: list[bool]) -> list[float]:
+def _right(look: Masks, missing: list[bool]) -> list[float]:
     """The logarithm of what is right in each cell, by the model's own hidden rows."""
     family, mask = look.family, look.family.specials.mask
     given, *cells = look.block.tolist()
@@ -241,17 +257,26 @@ def test_an_mdm_has_its_block(mdm: MDM) -> None:
 
 
 def test_others_are_refused() -> None:
-    with pytest.raises(InsertlmError, match="expected a model of the family ilm, arm or mdm"):
+    with pytest.raises(InsertlmError, match="expected a model of the family ilm, arm, fill or mdm"):
         log_likelihood(build(ItConfig()), [], [1], Effort())
 
 
-def test_one_order_has_no_error(ilm: ILM) -> None:
-    with pytest.raises(InsertlmError, match="expected 2 orders or more"):
-        log_likelihood(ilm, [], [1, 0], Effort(orders=1))
+@pytest.mark.parametrize(
+    ("effort", "message"),
+    [
+        (Effort(orders=1), "expected 2 orders or more"),
+        (Effort(exact=17), "expected exact from 0 to 16 tokens, got 17"),
+        (Effort(states=0), "expected 1 state and a batch of 1 or more, got 0 and 64"),
+        (Effort(batch_size=-1), "expected 1 state and a batch of 1 or more, got 32 and -1"),
+    ],
+)
+def test_effort_has_its_limits(ilm: ILM, effort: Effort, message: str) -> None:
+    with pytest.raises(InsertlmError, match=message):
+        log_likelihood(ilm, [], [1, 0], effort)
 
 
 def test_noise_of_states_and_cells_is_apart() -> None:
-    assert not uniform(0, 0, likelihood._START).equal(uniform(0, 0, 0))
+    assert not uniform(0, 0, module._START).equal(uniform(0, 0, 0))
 
 
 def test_estimates_are_plain_numbers(ilm: ILM) -> None:
@@ -260,17 +285,17 @@ def test_estimates_are_plain_numbers(ilm: ILM) -> None:
 
 
 def test_the_table_on_the_page_is_right(ilm: ILM, softmax_attention: Attend) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "harness.md").read_text(encoding="utf-8").replace("−", "-")
+    page = (Path(__file__).parents[3] / "docs" / "harness.md").read_text(encoding="utf-8").replace("−", "-")
     lines = re.findall(r"^\| (?:–|`([\d ]+)`), `([\d ]+)` \| (.*) \|$", page, re.MULTILINE)
     assert len(lines) == 4
     for given, target, numbers in lines:
         text = [int(word) for word in target.split()]
         reference = Reference(ilm, [int(word) for word in given.split()], softmax_attention)
         exact, bound = exact_and_bound(reference, text)
-        look = likelihood._Insertions(ilm, reference.given, text)
-        rest = bound - likelihood._all_states(look, len(text), CPU, Effort())
+        look = terms(ilm, reference.given, text)
+        rest = bound - module._all_states(look, len(text), CPU, Effort())
         found = [exact, bound]
         for orders in (8, 600):
-            value, error = likelihood._some_states(look, len(text), CPU, Effort(orders=orders))
+            value, error = module._some_states(look, len(text), CPU, Effort(orders=orders))
             found += [rest + value, error]
         assert [float(number) for number in re.findall(r"[-\d.]+", numbers)] == pytest.approx(found, abs=6e-3)

@@ -117,6 +117,8 @@ def _of_arm(family: ARM, given: list[int], target: list[int], effort: Effort) ->
 
 @_estimate.register
 def _of_ilm(family: ILM, given: list[int], target: list[int], effort: Effort) -> Estimate:
+    if family.gated:
+        raise InsertlmError("likelihoods: expected an ilm with family.stop text; of one with slots none is known")
     terms_of = _Insertions(family, given, target)
     if not terms_of.writable:
         return _NEVER

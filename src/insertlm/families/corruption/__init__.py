@@ -6,7 +6,9 @@
     groups    of groups, each a frame that is written first and an end that has to be deduced
     solver    the order of deletion that leaves what a solver of the task has found so far
     choice    which of these the keys of a recipe mean
-    blanks    a few gaps of whole words, clauses or sentences; or the end, or all of a text
+    blanks    where the gaps of a text are: of whole words, clauses or sentences; or its end, or all of it
+    partly_filled  such gaps, of each of which some tokens are missing
+    leftmost  any of these, with the leftmost missing token of a slot alone asked for
     packed    a corrupted batch: deleted, closed up and packed
     laid_out  a batch with blanks, their tokens behind the text
     slots     the slots of such a batch, and what is missing in each

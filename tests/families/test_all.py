@@ -33,7 +33,15 @@ LLAMA = ModelConfig(
 )
 WRITING = DecodeConfig(max_steps=5)
 FAMILIES: list[tuple[AnyFamily, DecodeConfig]] = [
-    (config, WRITING) for config in (IlmConfig(), ArmConfig(), MdmConfig(block=4), ItConfig(), FillConfig(jump=4))
+    (config, WRITING)
+    for config in (
+        IlmConfig(),
+        IlmConfig(stop="slots", blanks=0.7, targets="first"),
+        ArmConfig(),
+        MdmConfig(block=4),
+        ItConfig(),
+        FillConfig(jump=4),
+    )
 ]
 
 

@@ -16,7 +16,9 @@ Design choices, the published ones unless said:
   closed, and a text is complete when all its blanks are full. Nothing is written into closed slots.
 - At temperature 0 a gate closes at `decode.stop_threshold`. Else ends are drawn: each slot closes with the probability
   that its gate gives it. The draw belongs to the pair of tokens that the slot lies between, so it stays the same until
-  something is inserted there; drawn anew in every step, a slot would be open sooner or later.
+  something is inserted there; drawn anew in every step, a slot would be open sooner or later. Slots are drawn
+  independently of each other, which is not quite right where a missing word could be in either of two, as between equal
+  words: there a threshold above one half is better, see it.py.
 - Decoding asks the stop classifier first, then chooses a slot by its mass and a token in it. Special tokens take no
   part, not in the slot's mass either. What a prompt demands, see inference/constraints.py, limits slots and words, and
   can overrule the stop classifier. (`decode.order` offers other ways to choose a slot, see inference/policies.py.)
@@ -29,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -143,21 +145,24 @@ class ILM(Family):
         self.config = config
         self.unembedding = self.backbone.unembedding()
         self.stop = StopHead(model.width)
-        # Two copies: the thread that asks for lengths must not touch the device.
-        self.host_traits = torch.from_numpy(token_traits(tokenizer)) if config.blanks else NO_TRAITS
-        self.register_buffer("traits", self.host_traits, persistent=False)
+        traits = torch.from_numpy(token_traits(tokenizer)) if config.blanks else NO_TRAITS
+        self.register_buffer("traits", traits, persistent=False)
+        # Two, because the thread that asks for lengths must not touch the device.
+        self.corruption = self.corruption_on_host = config.corruption(traits)
 
     # --- Learning
 
-    @property
-    def corruption(self) -> Corruption:
-        return self.config.corruption(self.traits)
+    def _apply(self, *arguments: Any, **more: Any) -> ILM:
+        """Moves weights and buffers. A corruption is made here and not in a step, which is compiled."""
+        super()._apply(*arguments, **more)  # type: ignore[no-untyped-call]
+        self.corruption = self.config.corruption(self.traits)
+        return self
 
     def rows(self, examples: Examples) -> Rows:
         return Rows.of(examples, self.specials.stop, self.specials.bos, solving_order=self.config.solver > 0)
 
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
-        return packed_length(rows, noise, self.config.corruption(self.host_traits), self.config.deletions)
+        return packed_length(rows, noise, self.corruption_on_host, self.config.deletions)
 
     def losses(self, rows: Rows, noise: Noise, capacity: int | None = None) -> Losses:
         """The loss of token insertion and that of stopping, each a plain mean over corrupted texts."""
@@ -265,7 +270,7 @@ class _Writing(InsertionWriter):
     def step(self, number: int) -> Step:
         """The stop probability and the next insertions of every text."""
         hidden, where, stop, sure = self._read()
-        scope = self._scope(stop, sure)
+        scope = self._scope(number, stop, sure)
         slot_rows = hidden.index_select(0, scope.slots.pack(where))
         if self.settings.parallel != 1:
             return self._insert_several(number, scope, slot_rows, stop)
@@ -304,13 +309,13 @@ class _Writing(InsertionWriter):
         # Nothing is missing if nothing is in any slot. Without an open slot there is nothing to be sure of.
         return hidden, where, gates.sum(1).exp().masked_fill(~open_.any(1), torch.nan), gates.exp()
 
-    def _scope(self, stop: Tensor, sure: Tensor | None) -> Scope:
+    def _scope(self, number: int, stop: Tensor, sure: Tensor | None) -> Scope:
         """stop: [B]   sure: [B, C], that nothing is missing in a slot"""
         if sure is None:
-            return self.scope(stop >= self.threshold(stop))
+            return self.scope(number, stop >= self.threshold(stop))
         open_ = self.canvas.open
         closed = (sure >= self._gate(sure)) & open_
-        return self.scope((closed == open_).all(1) & open_.any(1), closed)
+        return self.scope(number, (closed == open_).all(1) & open_.any(1), closed)
 
     def _gate(self, like: Tensor) -> Tensor:
         """The probability that nothing is missing at which slots close, for a text or each of its slots: [B, C],

@@ -69,11 +69,12 @@ class InsertionWriter(BatchWriter):
         """The open cells, which the host can count without asking the device."""
         return Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
 
-    def scope(self, done: Tensor, closed: Tensor | None = None) -> Scope:
-        """What the next step may write. done: [B] bool, which texts the model would end   closed: [B, C] bool, behind
+    def scope(self, number: int, done: Tensor, closed: Tensor | None = None) -> Scope:
+        """What step `number` may write. done: [B] bool, which texts the model would end   closed: [B, C] bool, behind
         which cells it says that nothing is missing"""
         if self.rules is not None:
-            return self.rules.scope(self.canvas, done, self.canvas.counts.limit - self.canvas.counts.length, closed)
+            steps = np.array([settings.max_steps for settings in self.mixed or [self.settings]]) - number + self.begun
+            return self.rules.scope(self.canvas, done, closed, steps)
         return Scope(done, self.full, self.slots, closed=closed)
 
     # --- Joining

@@ -155,7 +155,7 @@ class _Writing(InsertionWriter):
         stop = stop.masked_fill(stop.isinf(), torch.nan)  # no slot is open, so there is nothing to be sure of
         threshold = self.threshold(stop)
         closed = end >= (threshold[:, None] if isinstance(threshold, Tensor) else threshold)
-        scope = self.scope(stop >= threshold, closed & self.canvas.open)
+        scope = self.scope(number, stop >= threshold, closed & self.canvas.open)
         if scope.barred is not None:  # what slots are worth depends on what may go there
             slots, barred = scope.slots, scope.barred
             slot_rows = hidden.index_select(0, slots.pack(where))

@@ -84,12 +84,13 @@ class RuledText:
         self.missing = [*dict.fromkeys(prompt.required)]
         self.offered: dict[int, Run] = {}
         self.begun: Run = ()
-        self.asked: tuple[bool, int, Collection[int]] = (False, 0, ())
+        self.asked: tuple[bool, int, Collection[int], int] = (False, 0, (), 0)
 
-    def move(self, done: bool, left: int, closed: Collection[int] = ()) -> Move:
-        """done: whether the model would stop   left: how many more tokens the limits allow   closed: the slots where
-        the model says that nothing is missing"""
-        self.asked = done, left, closed
+    def move(self, done: bool, left: int, closed: Collection[int] = (), steps: int = _ENDLESS) -> Move:
+        """done: whether the model would stop   left, steps: how many more tokens and steps the limits allow
+        closed: the slots where the model says that nothing is missing"""
+        self.asked = done, left, closed, steps
+        left = min(left, steps)  # a step may write several tokens, but one is all that is sure
         if self.begun:
             return self._move([self.cells - 1], [self.begun[0]])
         runs = sum(map(len, self.missing))
@@ -111,10 +112,10 @@ class RuledText:
     def write_all(self, insertions: Sequence[tuple[int, int]]) -> list[bool]:
         """Write those of the insertions, the best first, that are allowed one after the other. Returns which. The move
         before it is the first one's."""
-        (done, left, closed), written = self.asked, list[bool]()
+        (done, left, closed, steps), written = self.asked, list[bool]()
         for slot, token in insertions:
             # What was closed says nothing of slots that this step made; they are open until the model has seen them.
-            allowed = slot >= 0 and self.move(done, left - sum(written), closed).allows(slot, token)
+            allowed = slot >= 0 and self.move(done, left - sum(written), closed, steps).allows(slot, token)
             if allowed:
                 self.write(slot, token)
             written.append(allowed)

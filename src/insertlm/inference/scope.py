@@ -54,14 +54,16 @@ class Rules:
         self.columns = {word: number for number, word in enumerate(words)}
         self._shared: dict[frozenset[int], Tensor] = {}
 
-    def scope(self, canvas: Canvas, done: Tensor, left: NDArray[np.int64], closed: Tensor | None = None) -> Scope:
-        """done: [B] bool, which texts the model would end   left: [B], how many more tokens the limits allow
-        closed: [B, C] bool, behind which cells it says that nothing is missing"""
+    def scope(self, canvas: Canvas, done: Tensor, closed: Tensor | None, steps: NDArray[np.int64]) -> Scope:
+        """done: [B] bool, which texts the model would end   closed: [B, C] bool, behind which cells it says that
+        nothing is missing   steps: [B], how many more the limits allow"""
         # `done` comes from the device, so a batch with constraints waits for it in every step.
         shut = [set[int]() for _ in self.texts]
         for b, cell in [] if closed is None else closed.nonzero().tolist():
             shut[b].add(cell)
-        moves = [text.move(*now) for text, *now in zip(self.texts, done.tolist(), left.tolist(), shut, strict=True)]
+        left = canvas.counts.limit - canvas.counts.length
+        asked = zip(self.texts, done.tolist(), left.tolist(), shut, steps.tolist(), strict=True)
+        moves = [text.move(*now) for text, *now in asked]
         complete, full = torch.tensor([(move.complete, not move.slots) for move in moves], device=done.device).T
         shown = np.zeros(canvas.tokens.shape, dtype=bool)
         for b, move in enumerate(moves):

@@ -36,6 +36,7 @@ def examples_of(sizes: list[tuple[int, int]], seed: int) -> Examples:
 def with_family(ilm: ILM, config: IlmConfig) -> ILM:
     """The same weights, another way of corrupting."""
     ilm.config = config
+    ilm.corruption = ilm.corruption_on_host = config.corruption()
     return ilm
 
 

@@ -129,7 +129,7 @@ def keeps_to(prompt: Prompt, written: Trajectory) -> None:
 
 
 @given(families, st.lists(prompts(), min_size=1, max_size=4), configs)
-@settings(HEAVY, max_examples=250)
+@settings(HEAVY, max_examples=150)
 def test_rules_are_kept(family: Family, batch: list[Prompt], config: DecodeConfig) -> None:
     for prompt, written in zip(batch, family.decode(batch, config), strict=True):
         assert written.start == prompt.start

@@ -29,7 +29,8 @@ FREE = DecodeConfig(temperature=1.0, position_top_k=0, max_steps=12)
 
 def free(family: Family, **changes: Any) -> DecodeConfig:
     """The same for families that draw no places, too."""
-    return msgspec.structs.replace(FREE, position_top_k=0 if family.abilities.draws_places else 1, **changes)
+    usual = {"position_top_k": 0 if family.abilities.draws_places else 1}
+    return msgspec.structs.replace(FREE, **(usual | changes))
 
 
 class Letters:

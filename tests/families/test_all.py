@@ -33,7 +33,15 @@ LLAMA = ModelConfig(
 )
 WRITING = DecodeConfig(max_steps=5)
 FAMILIES: list[tuple[AnyFamily, DecodeConfig]] = [
-    (config, WRITING) for config in (IlmConfig(), ArmConfig(), MdmConfig(block=4), ItConfig(), FillConfig(jump=4))
+    (config, WRITING)
+    for config in (
+        IlmConfig(),
+        IlmConfig(stop="slots", blanks=0.7, targets="first"),
+        ArmConfig(),
+        MdmConfig(block=4),
+        ItConfig(),
+        FillConfig(jump=4),
+    )
 ]
 
 
@@ -80,7 +88,9 @@ def test_seeds_of_more_than_32_bits_are_seeds_of_their_own(config: AnyFamily, de
     sampling = msgspec.structs.replace(decode, temperature=3.0, max_steps=4, stop_threshold=threshold)
     seeds = [seed + (high << 32) for seed in range(4) for high in (0, 1, 1 << 29)]
     written = family.decode([Prompt([1, 2], seed) for seed in seeds], sampling)
-    assert len({(*text.ids, *text.order) for text in written}) == len(seeds)
+    written = [text for text in written if len(text.events) > 1]  # where ends are drawn, some end at once
+    assert len(written) >= len(seeds) / 2
+    assert len({(*text.ids, *text.order) for text in written}) == len(written)
 
 
 @EVERY

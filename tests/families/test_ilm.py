@@ -171,7 +171,7 @@ def test_visible_is_the_number_of_packed_rows(
 ) -> None:
     ilm = ILM(config, tiny_ilm().model, WordTokenizer(tuple("012345")))
     rows, noise = ilm.rows(as_examples(batch)), noise_of(len(batch), seed)
-    assert torch.equal(ilm.visible(rows, noise), corrupt(rows, noise, corruption=config.corruption).packing.lengths)
+    assert torch.equal(ilm.visible(rows, noise), corrupt(rows, noise, corruption=config.corruption()).packing.lengths)
 
 
 @given(examples_, st.integers(0, 5))

@@ -57,6 +57,15 @@ class Line:
         assert canvas.tokens[row, : len(prefix)].tolist() == prefix
         assert set(canvas.open[row].nonzero().squeeze(1).tolist()) == self.open
         assert [int(count[row]) for count in canvas.counts[:3]] == [used, len(prefix), len(self.open)]
+        cells = [cell for cell, _ in self.text]
+        assert canvas.right[row, cells].tolist() == [*cells[1:], 0]
+        gaps, number = dict[int, list[int]](), 0
+        for cell in cells:
+            number += cell < len(prefix) + 2 + len(self.prompt.start)  # given tokens begin a gap
+            gaps.setdefault(number, []).append(cell)
+        found = [set(canvas.gap[row, each].tolist()) for each in gaps.values()]
+        assert all(len(each) == 1 for each in found)
+        assert len(set[int]().union(*found)) == len(gaps)
         assert canvas.used[row].tolist() == [cell < used for cell in range(canvas.tokens.shape[1])]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from insertlm.inference.policies import Policy, best_pair, certainty, look, margin, mass, plausible
+from insertlm.inference.policies import Policy, best_of_each, best_pair, certainty, look, margin, mass, plausible
 from insertlm.nn import losses
 
 seeds = st.integers(0, 2**31)
@@ -75,3 +75,14 @@ def test_a_rival_that_is_never_written_narrows_the_margin() -> None:
 def test_slots_with_little_mass_are_not_in_play() -> None:
     masses = torch.tensor([[0.5, 0.251, 0.249, 0.0], [0.001, 0.001, 0.0, 0.0]]).log()
     assert plausible(masses).tolist() == [[True, True, False, False], [True, True, False, False]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=9))
+def test_the_best_of_each_gap_is_one_however_many_are_equal(slots: list[tuple[int, int]]) -> None:
+    gap, score = torch.tensor(slots).T[:, None]
+    gap = gap.clamp(max=len(slots) - 1)
+    found = best_of_each(score.double(), gap)[0]
+    for number in gap.unique().tolist():
+        mine = (gap[0] == number).nonzero().squeeze(1)
+        kept = mine[found[mine] > -torch.inf]
+        assert kept.tolist() == [int(mine[score[0, mine].argmax()])]

@@ -6,11 +6,12 @@ The models are not trained: they write anything, broken characters too.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lettering import FREE, Letters, build, filled, infill
+from lettering import FREE, Few, Letters, build, filled, infill
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.arm import ArmConfig
@@ -188,9 +189,29 @@ def test_an_it_fills_in_and_an_arm_goes_on() -> None:
         InsertlmError, match=r"^this model writes at the end of a text alone; expected one ___, at the end$"
     ):
         filled(build(ArmConfig()), Request("a ___ b"))
-    for config in (ArmConfig(), ItConfig()):
-        with pytest.raises(InsertlmError, match=r"^this family cannot keep to bounds of gaps"):
-            filled(build(config), Request("a ___", max_length=3))
+    with pytest.raises(InsertlmError, match=r"^this family cannot keep to bounds of gaps"):
+        filled(build(ArmConfig()), Request("a ___", max_length=3))
+
+
+@pytest.mark.parametrize("parallel", [1, 0])
+@pytest.mark.parametrize("config", [IlmConfig(), IlmConfig(stop="slots"), ItConfig()])
+def test_a_request_is_met_with_several_tokens_a_step_too(config: IlmConfig | ItConfig, parallel: int) -> None:
+    request = Request("x ___ x ___x", min_length=3, max_length=[5, 9], banned=["a", "ca"], required=["dog", "got"])
+    family = build(config, Few)
+    ways: dict[str, Any] = {"parallel": parallel, "position_top_k": 1, "max_steps": 40}
+    for threshold, complete in ((0.0, True), (1.0, False)):
+        for result in filled(family, request, range(5), stop_threshold=threshold, **ways):
+            order = result.trajectory.order
+            gaps = [order[:k].count(-1) for k, event in enumerate(order) if event >= 0]
+            first, second = (gaps.count(gap) for gap in result.given.blanks)
+            assert 3 <= first <= 5
+            assert 3 <= second <= 9
+            assert not re.search(r"\bc?a\b", result.text)
+            assert all(any(word in fill for fill in result.fills) for word in ("dog", "got"))
+            if config != IlmConfig(stop="slots"):  # whose ends are drawn
+                assert result.complete == complete
+        several = any(len(step) > 1 for step in result.trajectory.steps)
+        assert several == (parallel == 0)
 
 
 # --- What cannot be done

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import yaml
@@ -14,9 +15,10 @@ import yaml
 from insertlm.cli.main import main
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import write_durably
+from insertlm.families.ilm import IlmConfig
 from insertlm.model import load
 from insertlm.release import folder as module
-from insertlm.release.folder import export
+from insertlm.release.folder import check_exportable, export
 from insertlm.storage.hub import FILES
 
 
@@ -86,6 +88,13 @@ def test_other_families_are_refused(
     expected = f"insertlm: run: this is a model of the family {family}; only ilm can be exported\n"
     assert capsys.readouterr().err == expected
     assert not (tmp_path / "out").exists()
+
+
+def test_gates_are_refused(run: Path) -> None:
+    recipe = load(run, "cpu").recipe
+    gated = msgspec.structs.replace(recipe, family=IlmConfig(stop="slots"))
+    with pytest.raises(InsertlmError, match=r"^run: family\.stop: only models with text can be exported, got slots$"):
+        check_exportable(gated, "run")
 
 
 def test_models_of_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

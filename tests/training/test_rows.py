@@ -28,7 +28,13 @@ from insertlm.training.step import TrainStep
 CPU = torch.device("cpu")
 TASK = Star(degree=2, min_nodes=3, max_nodes=4, min_plan=2, nodes=10, train=40)
 EXAMPLES = TASK.examples("train")
-FAMILIES = [IlmConfig(), ArmConfig(), MdmConfig(block=TASK.longest_target), ItConfig()]
+FAMILIES = [
+    IlmConfig(),
+    IlmConfig(stop="slots", blanks=0.7),
+    ArmConfig(),
+    MdmConfig(block=TASK.longest_target),
+    ItConfig(),
+]
 
 
 class Watched:

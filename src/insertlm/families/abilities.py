@@ -16,6 +16,7 @@ class Abilities:
 
     orders: tuple[str, ...] = ()  # values of decode.order that it knows beside auto
     parallel: bool = False  # decode.parallel: it can write several tokens in one step
+    confidence: bool = False  # decode.confidence: beside the best place, only those of likely tokens get one
     draws_places: bool = False  # decode.joint and decode.position_top_k: it can sample where to write
     stop_threshold: bool = False  # decode.stop_threshold
     supports_constraints: bool = False  # bounds on the length of gaps, banned and required tokens
@@ -31,6 +32,14 @@ class Abilities:
             raise InsertlmError(f"decode.order: expected {' or '.join(known)}, got {settings.order}")
         if settings.parallel != 1 and not self.parallel:
             raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
+        if settings.confidence and not self.confidence:
+            raise InsertlmError(
+                f"decode.confidence: this family has no use for it; expected 0, got {settings.confidence}"
+            )
+        if settings.confidence and settings.parallel == 1:
+            raise InsertlmError(
+                f"decode.confidence: expected 0 with one token a step (decode.parallel 1), got {settings.confidence}"
+            )
         if settings.joint and not self.draws_places:
             raise InsertlmError("decode.joint: this family has no distribution over pairs; expected false, got true")
         if settings.position_top_k != 1 and not self.draws_places:

@@ -91,8 +91,12 @@ class Noise(NamedTuple):
 
     def repeated(self, times: int) -> Noise:
         """For rows that are repeated: each copy gets noise of its own, as in an epoch of its own."""
-        epoch = self.epoch[:, None] * times + torch.arange(times, device=self.epoch.device)
-        return Noise(self.seed, self.example.repeat_interleave(times), epoch.flatten())
+        copies = [self.copy(turn, times).epoch for turn in range(times)]
+        return Noise(self.seed, self.example.repeat_interleave(times), torch.stack(copies, 1).flatten())
+
+    def copy(self, turn: int, times: int) -> Noise:
+        """That of one copy of so many."""
+        return self._replace(epoch=self.epoch * times + turn)
 
 
 class Losses(NamedTuple):
@@ -155,8 +159,8 @@ class Family(nn.Module, ABC):
     def visible(self, rows: Rows, noise: Noise) -> Tensor:
         """How many packed rows `losses` will make of each example, [B].
 
-        By this the trainer chooses a static capacity without waiting for the device. rows, noise: on the CPU; only the
-        lengths are read.
+        By this the trainer chooses a static capacity without waiting for the device. rows, noise: on the CPU. It is
+        asked in a thread and must not touch the device, which may be capturing a graph.
         """
 
     @abstractmethod

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing
 from insertlm.families.base import Family
 from insertlm.inference.canvas import Canvas
+from insertlm.inference.sampling import draws
 from insertlm.inference.scope import Rules, Scope
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import BatchWriter, Step
@@ -26,6 +28,8 @@ from insertlm.nn.graphs import CachedBackbone
 
 __all__ = ["InsertionWriter", "spread"]
 
+_CELL, _WORD = 0, 1  # streams of noise in decoding
+_AT_ONCE = 1024  # cells whose logits are held at the same time
 _PATIENCE = 4  # steps: a few useless rows cost less than waiting for the GPU after every step
 
 
@@ -60,12 +64,18 @@ class InsertionWriter(BatchWriter):
         """[B] bool: a limit is reached, or no cell is open."""
         return (self.canvas.length >= self.canvas.limit) | ~self.canvas.open.any(1)
 
-    def scope(self, done: Tensor) -> Scope:
-        """What the next step may write. done: [B] bool, which texts the model would end"""
+    @property
+    def slots(self) -> Packing:
+        """The open cells, which the host can count without asking the device."""
+        return Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
+
+    def scope(self, number: int, done: Tensor, closed: Tensor | None = None) -> Scope:
+        """What step `number` may write. done: [B] bool, which texts the model would end   closed: [B, C] bool, behind
+        which cells it says that nothing is missing"""
         if self.rules is not None:
-            return self.rules.scope(self.canvas, done, self.canvas.counts.limit - self.canvas.counts.length)
-        slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
-        return Scope(done, self.full, slots)
+            steps = np.array([settings.max_steps for settings in self.mixed or [self.settings]]) - number + self.begun
+            return self.rules.scope(self.canvas, done, closed, steps)
+        return Scope(done, self.full, self.slots, closed=closed)
 
     # --- Joining
 
@@ -96,9 +106,54 @@ class InsertionWriter(BatchWriter):
             self.cache = self.cache.select(rows)
 
     def write(self, step: Step) -> Tensor:
-        if self.rules is not None:
-            self.rules.write(step.place.tolist(), step.token.tolist())
-        return self.canvas.insert(step.place, step.token)
+        place = step.place if self.rules is None else self.rules.write(step.place, step.token)
+        return self.canvas.insert(place, step.token)
+
+    # --- Several tokens in a step
+
+    def best(self, score: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """The cells to write behind, best first, and which of these count: those that have a score and room. There are
+        no more than `decode.parallel` asks for, nor more than `most`. score: [B, C], −inf behind which nothing may go
+        Returns [B, K] twice"""
+        most = int(self.canvas.counts.open.max()) if most is None else most
+        order = score.argsort(stable=True, dim=1, descending=True)
+        cell = order[:, : max(1, min(self.settings.parallel or most, most))]
+        room = (self.canvas.limit - self.canvas.length)[:, None]
+        in_play = score.gather(1, cell) > -torch.inf
+        return cell, in_play & (torch.arange(cell.shape[1], device=cell.device) < room)
+
+    def choose_several(
+        self, number: int, cell: Tensor, logits_of: Callable[[slice], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A word for each cell, its logit, and the share of the likeliest word there, all [B, K]. logits_of: those of
+        some of the B * K cells, [R, W]"""
+        words, logits, sure = [], [], []
+        count = cell.shape[1]
+        texts = torch.arange(len(cell)).repeat_interleave(count).tolist()
+        seed = hash32(_CELL, self.seed[:, None], cell).flatten()  # cells of one text draw independently
+        own = self.own(number)
+        numbers = torch.full_like(seed, own) if isinstance(own, int) else own.repeat_interleave(count)
+        for first in range(0, len(seed), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            table = logits_of(part)
+            words.append(self.choose(table, draws(_WORD, seed[part], numbers[part]), texts[part]))
+            logits.append(table.gather(1, words[-1][:, None]).squeeze(1))
+            sure.append(table.amax(1))
+        word, logit, best = (torch.cat(each).view_as(cell) for each in (words, logits, sure))
+        return word, logit, best
+
+    def repeats(self, cell: Tensor, token: Tensor) -> Tensor:
+        """Which insertions repeat a word on their left while it is repeated on its right too, [B, K] bool: one of the
+        two is meant. cell: [B, K], -1 for none"""
+        if cell.shape[1] == 1:
+            return torch.zeros_like(cell, dtype=torch.bool)
+        canvas, nobody = self.canvas, torch.full_like(self.canvas.tokens, -1)
+        last = nobody.shape[1] - 1  # a place that no word has
+        there = nobody.scatter(1, torch.where(canvas.used, canvas.ranks, last), canvas.tokens)
+        rank = torch.where(cell >= 0, canvas.ranks.gather(1, cell.clamp(min=0)), last)
+        written = nobody.scatter(1, rank, token)
+        right = (rank + 1).clamp(max=last)
+        return (cell >= 0) & (there.gather(1, right) == token) & (written.gather(1, right) == token)
 
     # --- Computing
 

@@ -33,15 +33,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from insertlm.core.noise import hash32
-from insertlm.core.packing import Packing
 from insertlm.families.abilities import Abilities
 from insertlm.families.base import Family, FamilyConfig, Losses, Noise, Rows
 from insertlm.families.corruption.packed import corrupt, packed_length
 from insertlm.families.corruption.slots import Slots, slots_of
 from insertlm.families.insertion import InsertionWriter, spread
 from insertlm.inference.policies import certainty, margin
-from insertlm.inference.sampling import draws
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import Step, Writer
 from insertlm.nn.attention import attention_over
@@ -52,7 +49,6 @@ from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["IT", "ItConfig"]
 
-_SLOT, _TOKEN = 0, 1  # streams of noise in decoding
 _AT_ONCE = 1024  # slots whose logits are held at the same time
 
 
@@ -70,7 +66,13 @@ class ItConfig(FamilyConfig, frozen=True, kw_only=True, tag="it"):
 
 
 class IT(Family):
-    abilities = Abilities(orders=("certainty", "margin", "mass"), parallel=True, stop_threshold=True)
+    abilities = Abilities(
+        orders=("certainty", "margin", "mass"),
+        parallel=True,
+        confidence=True,
+        stop_threshold=True,
+        supports_constraints=True,
+    )
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)
@@ -145,22 +147,45 @@ class _Writing(InsertionWriter):
     def step(self, number: int) -> Step:
         """A token for the best slots that are not done. A text's stop probability is that of its least sure slot."""
         hidden, where = self.hidden()
-        slots = Packing(self.canvas.slots, counts=self.canvas.counts.open.clip(min=1))
+        slots, barred = self.slots, None
         slot_rows = hidden.index_select(0, slots.pack(where))
         outlook = self._look(slot_rows)
         end = spread(outlook.end, slots).exp()
         stop = end.masked_fill(~self.canvas.open, torch.inf).amin(1)
         stop = stop.masked_fill(stop.isinf(), torch.nan)  # no slot is open, so there is nothing to be sure of
         threshold = self.threshold(stop)
-        unsettled = self.canvas.open & (end < (threshold[:, None] if isinstance(threshold, Tensor) else threshold))
-        slot, real = self._best(spread(outlook.score, slots), unsettled)
-        row = slots.where.gather(1, slot).clamp(min=0).flatten()
-        token, log_probability = self._choose(number, slot, slot_rows.index_select(0, row), outlook.mass[row])
-        real = real & ~self._doubled(torch.where(real, slot, -1), token)
-        return Step(stop >= threshold, self.full, stop, torch.where(real, slot, -1), token, log_probability)
+        closed = end >= (threshold[:, None] if isinstance(threshold, Tensor) else threshold)
+        scope = self.scope(number, stop >= threshold, closed & self.canvas.open)
+        if scope.barred is not None:  # what slots are worth depends on what may go there
+            slots, barred = scope.slots, scope.barred
+            slot_rows = hidden.index_select(0, slots.pack(where))
+            outlook = self._look(slot_rows, barred)
+        score = spread(outlook.score, slots).masked_fill(~(scope.slots.keep & self.canvas.open), -torch.inf)
+        cell, real = self.best(scope.among(score))
+        row = slots.where.gather(1, cell).clamp(min=0).flatten()
 
-    def _look(self, slot_rows: Tensor) -> _Outlook:
-        parts = [self._look_at(piece @ self.words.T) for piece in torch.split(slot_rows, _AT_ONCE)]
+        def logits_of(part: slice) -> Tensor:
+            logits = slot_rows.index_select(0, row[part]) @ self.words[:-1].T
+            return logits if barred is None else logits.masked_fill(barred[row[part]], -torch.inf)
+
+        word, logit, best = self.choose_several(number, cell, logits_of)
+        token, mass = self.family.writable[word], outlook.mass[row].view_as(cell)
+        real &= logit > -torch.inf
+        real[:, 1:] &= (best - mass).exp()[:, 1:] >= self.settings.confidence
+        real &= ~self.repeats(torch.where(real, cell, -1), token)
+        full = scope.full if barred is None else scope.full | ~real.any(1)
+        return Step(scope.complete, full, stop, torch.where(real, cell, -1), token, logit - mass)
+
+    def _look(self, slot_rows: Tensor, barred: Tensor | None = None) -> _Outlook:
+        parts = []
+        for first in range(0, len(slot_rows), _AT_ONCE):
+            piece = slice(first, first + _AT_ONCE)
+            logits = slot_rows[piece] @ self.words.T
+            if barred is not None:
+                logits[:, :-1].masked_fill_(barred[piece], -torch.inf)
+            outlook = self._look_at(logits)
+            nothing = logits[:, :-1].amax(1) == -torch.inf
+            parts.append(outlook._replace(score=outlook.score.masked_fill(nothing, -torch.inf)))
         return _Outlook(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
     def _look_at(self, logits: Tensor) -> _Outlook:
@@ -172,40 +197,3 @@ class _Writing(InsertionWriter):
         if self.settings.order == "margin":  # the lead over the second best, which may be <eos>
             return _Outlook(mass, end, margin(logits[:, :-1], mass, logits[:, -1]))
         return _Outlook(mass, end, certainty(logits[:, :-1], mass))
-
-    def _best(self, score: Tensor, unsettled: Tensor) -> tuple[Tensor, Tensor]:
-        """The slots to write to, best first, and which of these count: no more than `parallel` asks for, are unsettled
-        and have room. score, unsettled: [B, C]. Returns [B, K] twice"""
-        most = int(self.canvas.counts.open.max())
-        order = score.masked_fill(~unsettled, -torch.inf).argsort(stable=True, dim=1, descending=True)
-        slot = order[:, : max(1, min(self.settings.parallel or most, most))]
-        room = (self.canvas.limit - self.canvas.length)[:, None]
-        return slot, unsettled.gather(1, slot) & (torch.arange(slot.shape[1], device=slot.device) < room)
-
-    def _doubled(self, slot: Tensor, token: Tensor) -> Tensor:
-        """Which insertions repeat a word on its left while it is repeated on its right too, [B, K] bool."""
-        if slot.shape[1] == 1:
-            return torch.zeros_like(slot, dtype=torch.bool)
-        canvas, nobody = self.canvas, torch.full_like(self.canvas.tokens, -1)
-        last = nobody.shape[1] - 1  # a place that no word has
-        there = nobody.scatter(1, torch.where(canvas.used, canvas.ranks, last), canvas.tokens)
-        rank = torch.where(slot >= 0, canvas.ranks.gather(1, slot.clamp(min=0)), last)
-        written = nobody.scatter(1, rank, token)
-        right = (rank + 1).clamp(max=last)
-        return (slot >= 0) & (there.gather(1, right) == token) & (written.gather(1, right) == token)
-
-    def _choose(self, number: int, slot: Tensor, rows: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
-        """A token for each slot, with its log-probability there: [B, K]. rows: [B*K, d]   mass: [B*K]"""
-        tokens, scores = [], []
-        count = slot.shape[1]
-        texts = torch.arange(len(slot)).repeat_interleave(count).tolist()
-        seed = hash32(_SLOT, self.seed[:, None], slot).flatten()  # slots of one text draw independently
-        own = self.own(number)
-        numbers = torch.full_like(seed, own) if isinstance(own, int) else own.repeat_interleave(count)
-        for first in range(0, len(rows), _AT_ONCE):
-            part = slice(first, first + _AT_ONCE)
-            logits = rows[part] @ self.words[:-1].T
-            tokens.append(self.choose(logits, draws(_TOKEN, seed[part], numbers[part]), texts[part]))
-            scores.append(logits.gather(1, tokens[-1][:, None]).squeeze(1))
-        token = self.family.writable[torch.cat(tokens)]
-        return token.view_as(slot), (torch.cat(scores) - mass).view_as(slot)

@@ -34,7 +34,8 @@ class Counts(NamedTuple):
 @dataclass
 class Canvas:
     """tokens, ranks: [B, C]   open: [B, C] bool, whether a token may be inserted right behind this one
-    length: [B] cells in use   prefix: [B] those of the prefix   limit: [B] the most cells that may be used
+    length: [B] cells in use   prefix: [B] those of the prefix   given: [B] those in use at the start
+    limit: [B] the most cells that may be used
     counts: a copy on the host of lengths, prefixes, numbers of open cells and limits, to avoid waiting for the device
     """
 
@@ -44,6 +45,7 @@ class Canvas:
     open: Tensor
     length: Tensor
     prefix: Tensor
+    given: Tensor
     limit: Tensor
 
     @classmethod
@@ -67,7 +69,7 @@ class Canvas:
             if prompt.open is not None:
                 cells[:] = False
                 cells[[first + gap for gap in prompt.open]] = True
-        parts = (tokens, ranks, open_, length, prefix, limit)
+        parts = (tokens, ranks, open_, length, prefix, length, limit)
         counts = Counts(length, prefix, open_.sum(1), limit)
         return cls(counts, *(torch.tensor(part, device=device) for part in parts))
 
@@ -88,6 +90,24 @@ class Canvas:
     def slots(self) -> Tensor:
         """[B, C]: the open cells. A row without any shows its <bos>: the text has ended, but softmaxes need a slot."""
         return self.open | (~self.open.any(1, keepdim=True) & (self.columns == self.prefix[:, None] + 1))
+
+    @property
+    def right(self) -> Tensor:
+        """[B, C]: the cell that follows each in the text; 0, which follows none, behind the last."""
+        return self._by_rank(self.columns.expand_as(self.ranks)).gather(1, (self.ranks + 1) * self.used)
+
+    @property
+    def gap(self) -> Tensor:
+        """[B, C]: the gap that each token is in or, if it is given, that follows it. Gaps have numbers from 0 to C - 1
+        that mean nothing else. Of unused cells it is 0."""
+        given = (self.columns >= self.prefix[:, None]) & (self.columns < self.given[:, None])
+        return self._by_rank(given.long()).cumsum(1).gather(1, self.ranks * self.used) * self.used
+
+    def _by_rank(self, values: Tensor) -> Tensor:
+        """Values of the cells in use, in the order of the row, [B, C + 1]; 0 behind the last."""
+        nobody = torch.zeros(len(values), values.shape[1] + 1, dtype=values.dtype, device=values.device)
+        place = torch.where(self.used, self.ranks, values.shape[1])
+        return nobody.scatter(1, place, values * self.used)
 
     def select(self, rows: Tensor) -> Canvas:
         """Keep only these rows. rows: [B'] indices"""

@@ -13,6 +13,10 @@
 - When minimum lengths and required runs need all tokens that the limits leave, they are written even if the model would
   write something else.
 - If a text cannot get what it must have, it ends and is not complete.
+- Of several insertions in one step, the best comes first, and each is made only if it would be allowed as the next
+  step, after those before it. So all of the above holds however many tokens a step writes.
+- A model may close single slots, where it says that nothing is missing. Nothing is written there, unless it must write
+  and all slots where it could are closed.
 
 This runs on the host, one text at a time: few texts have constraints, and plain code can be read.
 """
@@ -47,6 +51,11 @@ class Move(NamedTuple):
     edges: Sequence[int] = ()
     heads: frozenset[int] = frozenset()
 
+    def allows(self, slot: int, token: int) -> bool:
+        if slot not in self.slots or token in self.never or (slot, token) in self.barred:
+            return False
+        return (self.words is None or token in self.words) and (slot not in self.edges or token in self.heads)
+
 
 class RuledText:
     """One text and its constraints. Cells are numbered as on the canvas.
@@ -55,6 +64,7 @@ class RuledText:
     gap: the gap of each cell   edges: cells before headed gaps   sealed: cells inside required runs
     room, need: how many tokens each gap may still get, and must still get
     missing: required runs   offered: the runs that may begin now, by first id   begun: the rest of a run that has begun
+    asked: what the last move was asked with
     """
 
     def __init__(self, prompt: Prompt) -> None:
@@ -74,23 +84,42 @@ class RuledText:
         self.missing = [*dict.fromkeys(prompt.required)]
         self.offered: dict[int, Run] = {}
         self.begun: Run = ()
+        self.asked: tuple[bool, int, Collection[int], int] = (False, 0, (), 0)
 
-    def move(self, done: bool, left: int) -> Move:
-        """done: whether the model would stop   left: how many more tokens the limits allow"""
+    def move(self, done: bool, left: int, closed: Collection[int] = (), steps: int = _ENDLESS) -> Move:
+        """done: whether the model would stop   left, steps: how many more tokens and steps the limits allow
+        closed: the slots where the model says that nothing is missing"""
+        self.asked = done, left, closed, steps
+        left = min(left, steps)  # a step may write several tokens, but one is all that is sure
         if self.begun:
             return self._move([self.cells - 1], [self.begun[0]])
         runs = sum(map(len, self.missing))
         owed = sum(self.need.values()) + runs
+        # Inside a required run nothing can be inserted, so it does not count what the model misses there.
+        done = done or (bool(closed) and all(slot in closed for slot in self._slots(self.room)))
         if done and not owed:
             return Move(True, [])
-        must = done or left <= owed  # from here on every token that is left is needed
         free = [gap for gap in self.room if left > runs and self._spares(gap)]
+        liked = [] if done else [slot for slot in self._slots(free) if slot not in closed]
+        must = not liked or left <= owed  # of the latter every token that is left is needed
         wanting = [gap for gap in free if self.need[gap]]
         if must and wanting:  # minimum lengths first: any token counts for them, also one of a required run
-            return self._move(self._slots(wanting))
-        if self.missing and (must or not free):
-            return self._begin()
-        return self._move([] if done else self._slots(free))
+            return self._move(self._slots(wanting, closed))
+        if must and self.missing:
+            return self._begin(closed)
+        return self._move(liked)
+
+    def write_all(self, insertions: Sequence[tuple[int, int]]) -> list[bool]:
+        """Write those of the insertions, the best first, that are allowed one after the other. Returns which. The move
+        before it is the first one's."""
+        (done, left, closed, steps), written = self.asked, list[bool]()
+        for slot, token in insertions:
+            # What was closed says nothing of slots that this step made; they are open until the model has seen them.
+            allowed = slot >= 0 and self.move(done, left - sum(written), closed, steps).allows(slot, token)
+            if allowed:
+                self.write(slot, token)
+            written.append(allowed)
+        return written
 
     def write(self, slot: int, token: int) -> None:
         """A token was inserted right behind a cell."""
@@ -113,13 +142,14 @@ class RuledText:
         edges = [slot for slot in slots if slot in self.edges and words is None]
         return Move(False, slots, words, self.never, barred, edges, self.heads)
 
-    def _begin(self) -> Move:
+    def _begin(self, closed: Collection[int]) -> Move:
         """Begin one of the longest missing runs that fit into a gap, if any does."""
         for length in sorted({len(run) for run in self.missing}, reverse=True):
             if gaps := [gap for gap, room in self.room.items() if room >= length]:
                 # Of runs with the same first token only one can be offered: reversed, so that it is the first of them.
                 self.offered = {run[0]: run for run in reversed(self.missing) if len(run) == length}
-                return self._move(self._slots([gap for gap in gaps if self.need[gap]] or gaps), [*self.offered])
+                best = [gap for gap in gaps if self.need[gap]] or gaps
+                return self._move(self._slots(best, closed), [*self.offered])
         return self._move([])
 
     def _spares(self, gap: int) -> bool:
@@ -131,8 +161,10 @@ class RuledText:
         pieces = sum((room - (other == gap)) // longest for other, room in self.room.items())
         return pieces >= len(self.missing)
 
-    def _slots(self, gaps: Collection[int]) -> list[int]:
-        return [cell for cell in self.line if self.gap[cell] in gaps and cell not in self.sealed]
+    def _slots(self, gaps: Collection[int], closed: Collection[int] = ()) -> list[int]:
+        """Without those that are closed, unless all are."""
+        slots = [cell for cell in self.line if self.gap[cell] in gaps and cell not in self.sealed]
+        return [slot for slot in slots if slot not in closed] or slots
 
     def _completions(self, slot: int) -> Iterator[int]:
         """The ids that would complete a banned run if inserted right behind a cell."""

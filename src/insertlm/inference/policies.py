@@ -14,7 +14,7 @@ from torch import Tensor
 
 from insertlm.nn.losses import row_chunks, slot_logsumexp
 
-__all__ = ["PLAUSIBLE", "Policy", "best_pair", "certainty", "look", "margin", "mass", "plausible"]
+__all__ = ["PLAUSIBLE", "Policy", "best_of_each", "best_pair", "certainty", "look", "margin", "mass", "plausible"]
 
 Policy = Callable[[Tensor, Tensor], Tensor]
 
@@ -69,3 +69,11 @@ def look(rows: Tensor, words: Tensor, policy: Policy, barred: Tensor | None = No
 def plausible(masses: Tensor) -> Tensor:
     """Which slots to consider, [B, C] bool. masses: [B, C], log-masses, −inf where there is no slot"""
     return masses >= masses.amax(1, keepdim=True) + math.log(PLAUSIBLE)
+
+
+def best_of_each(score: Tensor, gap: Tensor) -> Tensor:
+    """The scores of the best slot of each gap, −inf elsewhere, [B, C]. gap: [B, C], the gap of each slot, 0 … C - 1"""
+    order = score.argsort(dim=1, stable=True, descending=True)
+    place = order.argsort(dim=1)  # by place and not by score, so that of equal ones a single one is the best
+    first = torch.full_like(place, score.shape[1]).scatter_reduce(1, gap, place, "amin")
+    return score.masked_fill(place != first.gather(1, gap), -torch.inf)

@@ -23,12 +23,20 @@ class Scope(NamedTuple):
 
     complete, full: [B] bool, as in Step   slots: packs the S cells of the canvas [B, C] behind which tokens may go
     barred: [S, W] bool, the words that must not go there; None: all may
+    closed: [B, C] bool, cells of these behind which nothing is missing after all; None: there are none
     """
 
     complete: Tensor
     full: Tensor
     slots: Packing
     barred: Tensor | None = None
+    closed: Tensor | None = None
+
+    def among(self, values: Tensor) -> Tensor:
+        """Values of cells, [B, C, …], with −inf where they are closed."""
+        if self.closed is None:
+            return values
+        return values.masked_fill(self.closed.view(*self.closed.shape, *[1] * (values.dim() - 2)), -torch.inf)
 
     def logits(self, rows: Tensor, words: Tensor, chosen: Tensor | None = None) -> Tensor:
         """rows: [N, d], hidden rows of all slots, or of the `chosen` ones [N]   words: [W, d]   Returns [N, W]."""
@@ -46,10 +54,16 @@ class Rules:
         self.columns = {word: number for number, word in enumerate(words)}
         self._shared: dict[frozenset[int], Tensor] = {}
 
-    def scope(self, canvas: Canvas, done: Tensor, left: NDArray[np.int64]) -> Scope:
-        """done: [B] bool, which texts the model would end   left: [B], how many more tokens the limits allow"""
+    def scope(self, canvas: Canvas, done: Tensor, closed: Tensor | None, steps: NDArray[np.int64]) -> Scope:
+        """done: [B] bool, which texts the model would end   closed: [B, C] bool, behind which cells it says that
+        nothing is missing   steps: [B], how many more the limits allow"""
         # `done` comes from the device, so a batch with constraints waits for it in every step.
-        moves = [text.move(*now) for text, *now in zip(self.texts, done.tolist(), left.tolist(), strict=True)]
+        shut = [set[int]() for _ in self.texts]
+        for b, cell in [] if closed is None else closed.nonzero().tolist():
+            shut[b].add(cell)
+        left = canvas.counts.limit - canvas.counts.length
+        asked = zip(self.texts, done.tolist(), left.tolist(), shut, steps.tolist(), strict=True)
+        moves = [text.move(*now) for text, *now in asked]
         complete, full = torch.tensor([(move.complete, not move.slots) for move in moves], device=done.device).T
         shown = np.zeros(canvas.tokens.shape, dtype=bool)
         for b, move in enumerate(moves):
@@ -64,11 +78,11 @@ class Rules:
     def select(self, rows: Sequence[int]) -> None:
         self.texts = [self.texts[row] for row in rows]
 
-    def write(self, slots: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> None:
-        """Both [B][1]; -1 is no insertion. (Families with constraints write one token a step.)"""
-        for text, [slot], [token] in zip(self.texts, slots, tokens, strict=True):
-            if slot >= 0:
-                text.write(slot, token)
+    def write(self, slots: Tensor, tokens: Tensor) -> Tensor:
+        """The slots in which tokens may be inserted together, the best first; -1 for the others. All [B, K]"""
+        pairs = [list(zip(*row, strict=True)) for row in zip(slots.tolist(), tokens.tolist(), strict=True)]
+        written = [text.write_all(each) for text, each in zip(self.texts, pairs, strict=True)]
+        return slots.masked_fill(~torch.tensor(written, device=slots.device), -1)
 
     def _barred(self, moves: Sequence[Move], slots: Packing) -> Tensor | None:
         """The words that moves rule out for each slot, see Scope."""

@@ -22,6 +22,7 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
         "auto"  # which place next; auto = the family's own
     )
     parallel: Index = 1  # tokens written in one step, 0 = one at every open place; not all families can
+    confidence: Fraction = 0.0  # with more than one a step: how likely a token must be, beside that of the best place
     joint: bool = False  # sample (place, token) pairs; else a place by `order`, then a token for it
     position_top_k: Index = 1  # without joint: sample among so many places, 1 = always the most likely, 0 = all
     temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely

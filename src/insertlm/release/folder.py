@@ -22,6 +22,7 @@ import tokenizers
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import sync, write_durably, writing
 from insertlm.core.version import VERSION
+from insertlm.families.ilm import IlmConfig
 from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import Recipe, portable, to_yaml
 from insertlm.release.card import model_card
@@ -56,11 +57,13 @@ def check_place(folder: Path) -> None:
 
 
 def check_exportable(recipe: Recipe, name: str) -> None:
-    """Refuse models that modeling_insertlm.py does not support: it knows the ILM on text."""
+    """Refuse models that modeling_insertlm.py does not support: it knows the paper's ILM, on text."""
     if recipe.task.kind != "text":
         raise InsertlmError(f"{name}: this is a model of the task {recipe.task.tag}; expected a model of text")
     if (family := recipe.family.tag) != "ilm":
         raise InsertlmError(f"{name}: this is a model of the family {family}; only ilm can be exported")
+    if isinstance(recipe.family, IlmConfig) and recipe.family.stop != "text":
+        raise InsertlmError(f"{name}: family.stop: only models with text can be exported, got {recipe.family.stop}")
 
 
 def export(model: Model, folder: Path, name: str | None = None) -> None:
@@ -109,7 +112,7 @@ def _config(model: Model) -> dict[str, Any]:
     shape, tokenizer = model.recipe.model, model.text_tokenizer
     specials = tokenizer.specials
     decode = msgspec.to_builtins(model.recipe.decode)
-    del decode["parallel"]  # an ILM inserts one token per step
+    del decode["parallel"], decode["confidence"]  # it inserts one token per step
     return {
         "model_type": "insertlm",
         "architectures": ["InsertlmModel"],

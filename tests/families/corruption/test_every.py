@@ -9,15 +9,21 @@ from torch import Tensor
 
 from insertlm.families.base import Noise, Rows
 from insertlm.families.corruption.base import Corruption
+from insertlm.families.corruption.blanks import BlanksConfig
 from insertlm.families.corruption.groups import Groups
+from insertlm.families.corruption.leftmost import Leftmost
 from insertlm.families.corruption.packed import corrupt, packed_length
+from insertlm.families.corruption.partly_filled import PartlyFilled
 from insertlm.families.corruption.solver import SolverStates
 from insertlm.families.corruption.stretch import Stretch
 from insertlm.families.corruption.uniform import Uniform
 from insertlm.tasks.base import Examples
+from insertlm.text.units import ENDS_SENTENCE, MARKS, STARTS_WORD
 
 COUNT, WIDTH = 200, 12
 SOLVER = SolverStates(0.5)
+TRAITS = torch.full((9,), STARTS_WORD, dtype=torch.uint8)
+TRAITS[0], TRAITS[1] = 0, MARKS | ENDS_SENTENCE
 EVERY = [
     Uniform(),
     Uniform(SOLVER),
@@ -25,6 +31,9 @@ EVERY = [
     Stretch(1.0, SOLVER),
     Groups(3, 0.3),
     Groups(2, 0.5, SOLVER),
+    Leftmost(Uniform()),
+    PartlyFilled(0.7, TRAITS, BlanksConfig()),
+    Leftmost(PartlyFilled(1.0, TRAITS, BlanksConfig(suffix=0.5))),
 ]
 
 
@@ -42,10 +51,10 @@ def noise(seed: int = 0) -> Noise:
 
 
 @pytest.mark.parametrize("corruption", EVERY)
-def test_as_many_are_deleted_as_the_lengths_alone_tell(corruption: Corruption) -> None:
+def test_as_many_are_deleted_as_the_host_is_told(corruption: Corruption) -> None:
     texts = rows()
     deleted = corruption.deleted(texts, noise())
-    assert torch.equal(deleted.sum(1), corruption.count(texts.target_length, noise()))
+    assert torch.equal(deleted.sum(1), corruption.count(texts, noise()))
     assert not (deleted & ~texts.real).any()
     assert torch.equal(
         packed_length(texts, noise(), corruption, 2), corrupt(texts, noise(), None, corruption, 2).packing.lengths
@@ -62,6 +71,20 @@ def test_what_is_asked_for_is_missing_and_there_is_something_wherever_anything_i
 
 
 @pytest.mark.parametrize("corruption", EVERY)
+def test_slots_with_something_missing_are_open_and_none_is_only_for_blanks(corruption: Corruption) -> None:
+    texts = rows()
+    deleted, open_ = corruption.deleted(texts, noise()), corruption.open(texts, noise())
+    assert open_.any(1).all()
+    for gone, slots in zip(deleted.tolist(), open_.tolist(), strict=True):
+        slot = 0  # of the last token that is still there
+        for place, missing in enumerate(gone, start=1):
+            slot = slot if missing else place
+            assert not missing or slots[slot]
+    blanks = isinstance(corruption, PartlyFilled) or isinstance(getattr(corruption, "of", None), PartlyFilled)
+    assert open_.all() != blanks
+
+
+@pytest.mark.parametrize("corruption", EVERY)
 def test_what_is_deleted_depends_on_the_example_and_its_noise_alone(corruption: Corruption) -> None:
     texts, some = rows(), torch.tensor([7, 3, 150])
     part = Noise(0, noise().example[some], noise().epoch[some])
@@ -75,9 +98,9 @@ def test_what_is_deleted_depends_on_the_example_and_its_noise_alone(corruption: 
 def test_with_a_capacity_nothing_is_asked_of_the_device_and_shapes_are_static(corruption: Corruption) -> None:
     """So a step can be captured. Without torch.compile's code generator, which is slow."""
 
-    def packed(epoch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def packed(epoch: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x = corrupt(texts, Noise(0, noise().example, epoch), 2 * COUNT * (WIDTH + 6), corruption, times=2)
-        return x.tokens, x.dropout, x.wanted
+        return x.tokens, x.dropout, x.wanted, x.open
 
     texts, epoch = rows(), noise().epoch
     traced = torch.compile(packed, backend="aot_eager", fullgraph=True)

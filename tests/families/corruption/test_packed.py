@@ -35,7 +35,8 @@ def examples_of(sizes: list[tuple[int, int]], seed: int) -> Examples:
 
 def with_family(ilm: ILM, config: IlmConfig) -> ILM:
     """The same weights, another way of corrupting."""
-    ilm.config, ilm.corruption = config, config.corruption
+    ilm.config = config
+    ilm.corruption = ilm.corruption_on_host = config.corruption()
     return ilm
 
 
@@ -69,7 +70,7 @@ def test_a_prefix_is_there_once_and_every_text_stands_right_behind_it(
     ilm = with_family(tiny_ilm(prefix_lm=True), config)
     examples = examples_of(sizes, seed)
     rows, noise = ilm.rows(examples), Noise(seed, torch.arange(len(sizes)), torch.zeros(len(sizes), dtype=torch.int64))
-    x = corrupt(rows, noise, corruption=config.corruption, times=config.deletions)
+    x = corrupt(rows, noise, corruption=config.corruption(), times=config.deletions)
     assert torch.equal(ilm.visible(rows, noise), x.packing.lengths)
     pieces = [torch.split(part, x.packing.lengths.tolist()) for part in (x.tokens, x.positions, x.text)]
     for b, (tokens, positions, text) in enumerate(zip(*pieces, strict=True)):

@@ -39,12 +39,12 @@ def test_what_is_found_last_is_missing(tiny_ilm: TinyIlm, sizes: list[int], grou
     config = IlmConfig(group=group, solver=1.0, frame=0.0)
     ilm, examples, noise = tiny_ilm(config=config), solved(sizes, group, seed), noise_of(len(sizes), seed)
     rows = ilm.rows(examples)
-    x = corrupt(rows, noise, corruption=config.corruption)
+    x = corrupt(rows, noise, corruption=config.corruption())
     assert examples.solving_order is not None
     for found, size, count, deleted in zip(
         examples.solving_order,
         sizes,
-        config.corruption.count(rows.target_length, noise).tolist(),
+        config.corruption().count(rows, noise).tolist(),
         x.deleted,
         strict=True,
     ):

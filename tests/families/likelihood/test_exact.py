@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -194,10 +193,8 @@ def test_up_to_a_length_it_is_exact(ilm: ILM) -> None:
 
 
 def test_a_model_with_other_stops_is_refused() -> None:
-    ilm = build(IlmConfig())
-    object.__setattr__(ilm, "config", SimpleNamespace(stop="slots"))
     with pytest.raises(InsertlmError, match=r"expected an ilm with one stop for the text \(family.stop: text\)"):
-        log_likelihood(ilm, FROM_NOTHING, [[1]])
+        log_likelihood(build(IlmConfig(stop="slots")), FROM_NOTHING, [[1]])
 
 
 # --- ARM and filler

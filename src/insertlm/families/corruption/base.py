@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from insertlm.core.noise import hash32
@@ -38,11 +39,11 @@ class Corruption(ABC):
     """Which tokens of a target are deleted, drawn anew for every visit of an example."""
 
     @abstractmethod
-    def count(self, length: Tensor, noise: Noise) -> Tensor:
-        """How many tokens are deleted, [B]. length: [B], of the targets
+    def count(self, rows: Rows, noise: Noise) -> Tensor:
+        """How many tokens are deleted of each target, [B].
 
-        It reads lengths alone and works on any device: the host asks it how large a batch will be, while the device
-        still computes an earlier one.
+        It must work on any device: the host asks it how large a batch will be, while the device still computes an
+        earlier one.
         """
 
     @abstractmethod
@@ -52,6 +53,11 @@ class Corruption(ABC):
     def wanted(self, deleted: Tensor, length: Tensor) -> Tensor:
         """Which of the deleted tokens the model is asked for, [B, L] bool: all, since any of them may come next."""
         return deleted
+
+    def open(self, rows: Rows, noise: Noise) -> Tensor:
+        """The slots in which something may be missing, [B, 1+L] bool: behind <bos> and behind every token. All, unless
+        a corruption leaves the text outside of some gaps as it is."""
+        return torch.ones_like(F.pad(rows.target, (1, 0)), dtype=torch.bool)
 
 
 # In which order tokens are deleted: [B, L] keys, of which the smallest goes first.

@@ -30,7 +30,8 @@ class Groups(Corruption):
     unfinished: float
     order: Order = at_random  # of the ends
 
-    def count(self, length: Tensor, noise: Noise) -> Tensor:
+    def count(self, rows: Rows, noise: Noise) -> Tensor:
+        length = rows.target_length
         ends = length // self.size
         some = randint(ends + 1, *noise, COUNT)
         more = ends + 1 + randint((length - ends).clamp(min=1), *noise, SIZE)
@@ -39,7 +40,7 @@ class Groups(Corruption):
     def deleted(self, rows: Rows, noise: Noise) -> Tensor:
         length, width = rows.target_length, rows.target.shape[1]
         column = torch.arange(width, device=length.device)
-        count, end = self.count(length, noise)[:, None], self._is_end(column) & rows.real
+        count, end = self.count(rows, noise)[:, None], self._is_end(column) & rows.real
         # Ranks by comparing all pairs: targets of groups are short, and there is no sorting of the ends alone.
         key = self.order(rows, noise) * width + column  # no two are equal
         rank = ((key[:, None] < key[:, :, None]) & end[:, None]).sum(2)

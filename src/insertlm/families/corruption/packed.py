@@ -32,6 +32,7 @@ class Corrupted:
     target: [N, L]   deleted: [N, L] bool   wanted: [N, L] bool, those of the deleted the model is asked for
     count: [N], of these   slots: [N, L] packed row of the slot each target cell belongs to
     stop: [N] packed row of <stop>
+    open: [N, 1+L] bool, the slots in which something may be missing, see Corruption
     """
 
     tokens: Tensor
@@ -45,6 +46,7 @@ class Corrupted:
     count: Tensor
     slots: Tensor
     stop: Tensor
+    open: Tensor
 
     def attention(self, prefix_lm: bool) -> PackedAttention:
         """Rows see their whole example. With `prefix_lm` a prefix sees only itself, and no text sees another."""
@@ -59,9 +61,9 @@ class Corrupted:
 
 def packed_length(rows: Rows, noise: Noise, corruption: Corruption = UNIFORM, times: int = 1) -> Tensor:
     """How many packed rows `corrupt` makes of each example, [B]."""
-    length = rows.target_length.repeat_interleave(times)
-    texts = 2 + length - corruption.count(length, noise.repeated(times))
-    return rows.given_length - 2 + texts.view(len(rows.target_length), -1).sum(1)
+    # One corruption after the other: repeated rows would be many, because the host asks for many steps at once.
+    deleted = sum(corruption.count(rows, noise.copy(turn, times)) for turn in range(times))
+    return rows.given_length - 2 + times * (2 + rows.target_length) - deleted
 
 
 def corrupt(
@@ -105,4 +107,5 @@ def corrupt(
         count=wanted.sum(1),
         slots=where[:, 2:],
         stop=where[:, 0],
+        open=corruption.open(texts, each),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from insertlm.core.packing import Packing
@@ -17,10 +16,10 @@ __all__ = ["Slots", "slots_of"]
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of a corrupted batch, packed: <bos> and every visible token of the text.
+    """The slots of a corrupted batch, packed: <bos> and every visible token of its N texts.
 
-    packing: of the [B, 1+L] matrix of <bos> and target cells   rows: [S] where each slot lies in the corrupted batch
-    missing: [S] how many tokens are missing in it   of: [B, L] the slot each target cell belongs to
+    packing: of the [N, 1+L] matrix of <bos> and target cells   rows: [S] where each slot lies in the corrupted batch
+    missing: [S] how many tokens are missing in it   of: [N, L] the slot each target cell belongs to
     """
 
     packing: Packing
@@ -32,9 +31,8 @@ class Slots:
 def slots_of(x: Corrupted, capacity: int | None = None) -> Slots:
     """capacity: rows of the corrupted batch, as given to `corrupt`. There are never more slots than that, nor than
     cells, in whole blocks of rows."""
-    length = x.deleted.shape[1]
     # Cells of the prefix and <stop> are left out; <bos>, which is always there, comes first.
-    keep = F.pad(x.packing.keep[:, x.packing.keep.shape[1] - length :], (1, 0), value=True)
+    keep = x.by_text(x.packing.keep)[:, -x.open.shape[1] :]
     packing = Packing(keep, None if capacity is None else min(capacity, whole_blocks(keep.numel())))
     # For a deleted cell, `where` is the nearest visible one to its left: the slot it is missing in.
     of = packing.where[:, 1:]

@@ -22,14 +22,14 @@ class Stretch(Corruption):
     share: float
     order: Order = at_random
 
-    def count(self, length: Tensor, noise: Noise) -> Tensor:
-        return randint(self._size(length, noise) + 1, *noise, COUNT)
+    def count(self, rows: Rows, noise: Noise) -> Tensor:
+        return randint(self._size(rows.target_length, noise) + 1, *noise, COUNT)
 
     def deleted(self, rows: Rows, noise: Noise) -> Tensor:
         # The same draw as in `count`, for it is the same stream: so n never exceeds the stretch.
         size = self._size(rows.target_length, noise)
         candidates = stretch(rows.target_length, size, rows.target.shape[1], *noise, FIRST)
-        return first_ones(self.order(rows, noise), candidates, self.count(rows.target_length, noise))
+        return first_ones(self.order(rows, noise), candidates, self.count(rows, noise))
 
     def _size(self, length: Tensor, noise: Noise) -> Tensor:
         """How long the stretch is, [B]: the whole text where there is none."""

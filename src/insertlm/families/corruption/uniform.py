@@ -19,11 +19,11 @@ class Uniform(Corruption):
 
     order: Order = at_random
 
-    def count(self, length: Tensor, noise: Noise) -> Tensor:
-        return randint(length + 1, *noise, COUNT)
+    def count(self, rows: Rows, noise: Noise) -> Tensor:
+        return randint(rows.target_length + 1, *noise, COUNT)
 
     def deleted(self, rows: Rows, noise: Noise) -> Tensor:
-        return first_ones(self.order(rows, noise), rows.real, self.count(rows.target_length, noise))
+        return first_ones(self.order(rows, noise), rows.real, self.count(rows, noise))
 
 
 UNIFORM = Uniform()

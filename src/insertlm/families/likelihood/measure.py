@@ -82,7 +82,7 @@ def _of_sequential(family: Sequential, completions: Sequence[Completion], effort
 
 @_measure.register
 def _of_ilm(family: ILM, completions: Sequence[Completion], effort: Effort, found: Found) -> None:
-    if getattr(family.config, "stop", "text") != "text":
+    if family.gated:
         raise InsertlmError("likelihoods: expected an ilm with one stop for the text (family.stop: text)")
     for number, completion in enumerate(completions):
         with exclusively(family.device):

@@ -24,7 +24,7 @@ _MODEL = ModelConfig(layers=2, width=32, heads=2, hidden=64)
 def blanks_at(width: int, *gaps: tuple[int, int]) -> Blanks:
     spare = [(width, width)] * (MOST - len(gaps))
     begin, end = (torch.tensor([list(edge)]) for edge in zip(*gaps, *spare, strict=True))
-    return Blanks(torch.tensor([len(gaps)]), begin, end)
+    return Blanks(torch.tensor([len(gaps)]), begin, end, torch.tensor([False]))
 
 
 def filler(config: FillConfig | None = None, seed: int = 0) -> Filler:

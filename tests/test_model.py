@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -178,15 +180,53 @@ def test_a_wrong_prompt_is_named_by_its_number(assets: Path, prompt: str, expect
 
 def test_wrong_arguments_of_generate(assets: Path) -> None:
     model = insertlm.load(device="cpu")
-    with pytest.raises(InsertlmError, match="expected a list of prompts, got one string"):
-        model.generate(GRAPH)
-    for seed, batch_size in ((-1, 1), (1 << 62, 1), (0, 0), (0, -3)):
-        with pytest.raises(InsertlmError, match=f"got {batch_size} and {seed}$"):
-            model.generate([GRAPH], seed=seed, batch_size=batch_size)
+    for prompts in (GRAPH, None, 7):
+        with pytest.raises(InsertlmError, match=r"^generate: expected a list of prompts, got ('1>2|None|7)"):
+            model.generate(cast(Any, prompts))
+    with pytest.raises(InsertlmError, match=r"^prompt 1: expected a prompt as text, got \[1, 2, 3\]$"):
+        model.generate(cast(Any, [GRAPH, [1, 2, 3]]))
+    wrong: dict[str, list[Any]] = {"seed": [-1, 1 << 62, 1.5, "1", None, True], "batch_size": [0, -3, "x", 2.0]}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(InsertlmError, match=rf"^{name}: expected a whole number of at (least|most) .*, got "):
+                model.generate([GRAPH], **{name: value})
     with pytest.raises(InsertlmError, match=r"^decode.top_p: expected float <= 1.0, got 2$"):
         model.generate([GRAPH], top_p=2)
     with pytest.raises(InsertlmError, match=r"^decode.top_q: unknown key; did you mean top_p\?$"):
         model.generate([GRAPH], top_q=1)
+
+
+def test_numbers_of_numpy_are_numbers(assets: Path) -> None:
+    model = insertlm.load(device="cpu")
+    [path] = model.generate([GRAPH], seed=3, temperature=0.5, top_k=2)
+    [same] = model.generate([GRAPH], seed=cast(int, np.int64(3)), temperature=np.float32(0.5), top_k=np.int32(2))
+    assert path == same
+    arrays: list[Any] = [np.array(path.ids), torch.tensor(path.ids)]
+    assert [model.decode(array) for array in arrays] == [model.decode(path.ids)] * 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([-1], "decode: an id: expected a whole number of at least 0, got -1"),
+        ([10**9], "decode: an id: expected a whole number of at most 15, got 1000000000"),
+        ([0, 1.5], "decode: an id: expected a whole number of at least 0, got 1.5"),
+        (None, "decode: expected a list of ids, got None"),
+        ("12", "decode: expected a list of ids, got '12'"),
+    ],
+)
+def test_ids_that_the_vocabulary_does_not_have(assets: Path, ids: Any, expected: str) -> None:
+    with pytest.raises(InsertlmError) as caught:
+        insertlm.load(device="cpu").decode(ids)
+    assert str(caught.value) == expected
+
+
+def test_a_score_is_that_of_a_text(assets: Path) -> None:
+    model = insertlm.load(device="cpu")
+    with pytest.raises(InsertlmError, match=r"^score: expected a text, got None$"):
+        model.score(cast(Any, None), GRAPH)
+    with pytest.raises(InsertlmError, match=r"^expected a prompt as text, got 7$"):
+        model.score("1 2", cast(Any, 7))
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from insertlm.core.checks import shown, whole_number
 from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes
 from insertlm.families.base import Family
@@ -26,11 +28,13 @@ from insertlm.infill.stream import Stream
 from insertlm.recipe import Recipe, build_family, change_decode, load_recipe, override_decode
 from insertlm.storage.folders import bundled, find, is_bundled, read_weights
 from insertlm.storage.hub import name_of
+from insertlm.storage.weights import Unpacked
 from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
 
 BUNDLED, STORIES = "star-hard-mini", "stories-mini"  # the defaults for writing and for filling in
+_LAST_SEED = (1 << 62) - 1  # sample i has the seed `seed + i`, which must stay a signed 64-bit number
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,10 @@ class Model:
         >>> stream.results == [path]
         True
         """
-        if isinstance(prompts, str):  # a string is a sequence of strings, and each letter would be a prompt
-            raise InsertlmError("generate: expected a list of prompts, got one string")
-        if batch_size < 1 or not 0 <= seed < 1 << 62:
-            raise InsertlmError(f"generate: expected batch_size >= 1 and 0 <= seed < 2^62, got {batch_size} and {seed}")
+        # A string is a sequence of strings, and each letter would be a prompt.
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise InsertlmError(f"generate: expected a list of prompts, got {shown(prompts)}")
+        seed, batch_size = _seed(seed), whole_number("batch_size", batch_size, 1)
         decode, begun = self.settings(**settings), list[PlainDraft]()
         for number, prompt in enumerate(prompts):
             try:
@@ -125,6 +129,7 @@ class Model:
         anywhere: bool = False,
         min_length: Lengths = None,
         max_length: Lengths = None,
+        words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
         batch_size: int = 64,
@@ -143,6 +148,7 @@ class Model:
         anywhere: bool = False,
         min_length: Lengths = None,
         max_length: Lengths = None,
+        words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
         batch_size: int = 64,
@@ -160,6 +166,7 @@ class Model:
         anywhere: bool = False,
         min_length: Lengths = None,
         max_length: Lengths = None,
+        words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
         batch_size: int = 64,
@@ -169,7 +176,8 @@ class Model:
         """Fill in the blanks of a text, `"The conference, ___ was postponed."`; infill/drafts.py lists the guarantees.
 
         Sample i depends only on the request, the model and `seed + i`. `settings` override the recipe's `decode`
-        section, except its `max_length`, which here is the maximum of a blank. For the other arguments see Request.
+        section, except its `max_length`, which here is the maximum of a blank. For the other arguments see Request:
+        `words=5` says about how many words belong into a blank, to models that have learnt to take such hints.
 
         >>> stories = insertlm.load("stories-mini")
         >>> [story] = stories.infill("Lily found ___ in the park.", max_length=4)
@@ -184,14 +192,9 @@ class Model:
         True
         """
         _ = self.text_tokenizer  # refuses models of other tasks before anything else is checked
-        if not isinstance(text, str) or isinstance(banned, str) or isinstance(required, str):
-            raise InsertlmError("infill: expected one text, and lists of banned and required words")
-        if min(samples, batch_size) < 1 or not 0 <= seed < 1 << 62:
-            raise InsertlmError(
-                f"infill: expected samples >= 1, batch_size >= 1 and 0 <= seed < 2^62, got {samples}, {batch_size} and "
-                f"{seed}"
-            )
-        request = Request(text, blanks, anywhere, min_length, max_length, banned, required)
+        samples, batch_size = whole_number("samples", samples, 1), whole_number("batch_size", batch_size, 1)
+        seed = _seed(seed)
+        request = Request(text, blanks, anywhere, min_length, max_length, banned, required, words=words)
         requests, decode = [request] * samples, self.settings(**settings)
         if stream:
             return Stream(self.family, self.begin_infill(requests, decode, seed), decode, batch_size)
@@ -207,17 +210,22 @@ class Model:
         >>> model.score("4 7 7 9 9 2 2 5 5 8", graph).stop_probability < 0.01
         True
         """
-        if batch_size < 1:
-            raise InsertlmError(f"score: expected batch_size >= 1, got {batch_size}")
-        prefix, ids = self.recipe.task.parse_prompt(prompt), self.recipe.task.tokenizer.encode(text)
+        batch_size = whole_number("batch_size", batch_size, 1)
+        if not isinstance(text, str):
+            raise InsertlmError(f"score: expected a text, got {shown(text)}")
+        prefix, ids = self._prefix(prompt), self.recipe.task.tokenizer.encode(text)
         return self.family.score(prefix, ids, batch_size)
 
     # --- For the command line, the server and lm-eval, which write many texts or schedule drafts themselves
 
     def begin(self, prompt: str, seed: int = 0) -> PlainDraft:
         """The draft of one text, as `generate` writes it."""
-        task = self.recipe.task
-        return PlainDraft(Prompt(task.parse_prompt(prompt), seed), task.tokenizer)
+        return PlainDraft(Prompt(self._prefix(prompt), seed), self.recipe.task.tokenizer)
+
+    def _prefix(self, prompt: str) -> list[int]:
+        if not isinstance(prompt, str):
+            raise InsertlmError(f"expected a prompt as text, got {shown(prompt)}")
+        return self.recipe.task.parse_prompt(prompt)
 
     def begin_infill(self, requests: Sequence[Request], settings: DecodeConfig, seed: int = 0) -> list[InfillDraft]:
         """A draft for every request, the i-th with the seed `seed + i`. Refuses requests that cannot be met."""
@@ -261,6 +269,8 @@ class Model:
 
         If `max_tokens` is changed and `max_steps` is not, there are enough steps for that many tokens.
         """
+        # numpy's numbers are those of Python to whoever computes settings, and unknown types to msgspec.
+        changes = {key: value.item() if isinstance(value, np.generic) else value for key, value in changes.items()}
         settings = change_decode(override_decode(self.recipe.decode, overrides), changes)
         # A recipe's max_steps suits its own texts. Who asks for more tokens does not expect it to end them.
         changed = {key.removeprefix("decode.") for key, _ in overrides} | changes.keys()
@@ -276,32 +286,43 @@ class Model:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text."""
-        return self.recipe.task.tokenizer.decode(ids)
+        tokenizer = self.recipe.task.tokenizer
+        if isinstance(ids, str) or not isinstance(ids, Iterable):
+            raise InsertlmError(f"decode: expected a list of ids, got {shown(ids)}")
+        return tokenizer.decode([whole_number("decode: an id", token, 0, tokenizer.size - 1) for token in ids])
+
+
+def _seed(seed: int) -> int:
+    return whole_number("seed", seed, 0, _LAST_SEED)
 
 
 def load(
     name_or_path: str | Path = BUNDLED,
     device: str | None = None,
     *,
-    halved: bool = False,
+    halved: bool | None = None,
     checkpoint: str | int = "last",
 ) -> Model:
     """A bundled model by name, a run folder of `insertlm train`, a folder of `insertlm export`, or the id of one on the
     Hugging Face Hub, `"owner/name"` (if there is no folder `owner` here).
 
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
-    halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it; but what
-    is written together may then, in rare cases, differ from what is written alone.
+    halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it, and half
+    the memory; but what is written together may then, in rare cases, differ from what is written alone. Unless said
+    otherwise, this is done with weights of a few bits, on a CPU with such instructions.
     checkpoint: of a run, "last", "best" (the one that validated best, see train.keep_best) or the number of its step.
     """
     target = choose_device(device)
     folder = find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
     recipe = msgspec.structs.replace(recipe, task=recipe.task.with_files(folder))
-    family = build_family(recipe)
     weights, step = read_weights(folder, checkpoint)
+    if halved is None:
+        halved = isinstance(weights, Unpacked) and weights.in_groups and _has_bf16()
+    # Weights go straight to the precision and the device where they will be used.
+    family = prepare(build_family(recipe, drawn=False), target, halved)
     _fill(family, weights, folder)
-    return Model(prepare(family, target, halved), recipe, folder, step)
+    return Model(family, recipe, folder, step)
 
 
 def prepare(family: Family, device: torch.device, halved: bool = False) -> Family:
@@ -331,15 +352,25 @@ def choose_device(name: str | None = None) -> torch.device:
     return device
 
 
-def _fill(family: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+def _has_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware."""
+    ask = getattr(torch.cpu, "get_capabilities", None)  # older versions of torch lack it
+    found: Mapping[str, object] = ask() if ask else {}
+    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def _fill(family: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Weights of any float type into the model's own, if every name and shape fits."""
-    # load_state_dict checks this too, but its message lists every name and does not say which folder.
-    expected = {name: tuple(value.shape) for name, value in family.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    if expected != found:
-        name = min(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
-        raise InsertlmError(
-            f"{folder}: the weights do not fit the recipe: {name} is {found.get(name, 'missing')}, "
-            f"expected {expected.get(name, 'nothing of that name')}"
-        )
-    family.load_state_dict(weights)
+    # load_state_dict checks this too, but its message lists every name and does not say which folder; and it wants all
+    # weights in memory at once.
+    own = family.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        value = weights.get(name)
+        found, expected = (None if x is None else tuple(x.shape) for x in (value, own.get(name)))
+        if found != expected:
+            raise InsertlmError(
+                f"{folder}: the weights do not fit the recipe: {name} is {found or 'missing'}, "
+                f"expected {expected or 'nothing of that name'}"
+            )
+        if value is not None:
+            own[name].copy_(value)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import torch
 import yaml
+from torch.overrides import TorchFunctionMode
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
@@ -51,6 +53,7 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     rates: dict[str, Factor] = msgspec.field(default_factory=dict)  # by name: {embedding: 0.1} a tenth, 0 freezes
     warmup: Index = 1000  # steps over which the rate rises from 0
     cooldown: Fraction = 0.0  # share of all steps, at the end, over which it falls back to 0
+    rounded: Fraction = 0.0  # share of all steps, at the end, that see weights as a release in groups rounds them
     weight_decay: NonNegative = 0.01  # of matrices; biases and norms are never decayed
     beta1: Share = 0.9
     beta2: Share = 0.999
@@ -166,13 +169,25 @@ def portable(recipe: Recipe) -> Recipe:
     return msgspec.structs.replace(recipe, train=train, task=recipe.task.portable())
 
 
-def build_family(recipe: Recipe) -> Family:
-    """A fresh model; its weights depend on `train.seed` alone."""
-    with torch.random.fork_rng(devices=[]):
+def build_family(recipe: Recipe, *, drawn: bool = True) -> Family:
+    """A fresh model; its weights depend on `train.seed` alone. drawn: False where they will be overwritten: drawing
+    them takes a second for every hundred million, and memory that nothing else would touch"""
+    with torch.random.fork_rng(devices=[]), nullcontext() if drawn else _Undrawn():
         torch.manual_seed(recipe.train.seed)
         family = recipe.family.build(recipe.model, recipe.task.tokenizer)
     family.backbone.recompute = recipe.train.recompute
     return family
+
+
+class _Undrawn(TorchFunctionMode):
+    """Parameters made inside hold whatever was in memory."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("kaiming_uniform_", "normal_", "uniform_"):
+            return args[0] if args else (kwargs or {})["tensor"]  # torch's modules name it, too
+        return func(*args, **(kwargs or {}))
 
 
 # --- Reading

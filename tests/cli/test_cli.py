@@ -92,7 +92,7 @@ def test_an_error_of_the_system_names_its_file(
     assert capsys.readouterr().err == "insertlm: some/file: Input/output error\n"
 
 
-@pytest.mark.parametrize("command", ["evaluate", "generate", "infill text --model", "serve", "export"])
+@pytest.mark.parametrize("command", ["evaluate", "generate", "infill ___ --model", "serve", "export"])
 def test_an_empty_name_is_no_model(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([*command.split(), "", *["out"] * (command == "export")]) == 2
     line = "insertlm: the name of a model is empty; expected a run folder or the name of a bundled model\n"

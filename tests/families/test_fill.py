@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -29,10 +30,14 @@ def laid(
     given, target = torch.tensor([[*prefix, BOS]]), torch.arange(10, 10 + length)[None]
     rows = Rows(given, torch.tensor([given.shape[1]]), F.pad(target, (0, padding)), torch.tensor([length]))
     nobody = Noise(1, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    layout = Layout(100, BLANK, FILL, END, HINT)
+    layout = Layout(100, BLANK, FILL, END, HINT, HINT + len(HINTS))
     openings = [layout.opening(number) for number in (*words, *[None] * (MOST - len(words)))]
     together, blanks = torch.tensor([in_step]), blanks_at(length, *gaps)
     return lay_out(rows, blanks, nobody, layout, openings=torch.tensor([openings]), in_step=together)
+
+
+def changed(config: FillConfig, **changes: float) -> FillConfig:
+    return msgspec.structs.replace(config, **changes)
 
 
 def examples(count: int = 24, longest: int = 17) -> Examples:
@@ -109,12 +114,23 @@ def test_a_share_of_blanks_has_hints_and_a_share_of_examples_is_written_in_step(
         model = filler(FillConfig(hints=hints, in_step=in_step))
         x = model.corrupted(model.rows(some), noise_for(400))
         first = x.tokens[x.rows]
-        hinted, opened = first >= WORDS.size, (first >= WORDS.size) | (first == model.specials.stop)
+        hinted = (first >= WORDS.size) & (first < model.layout.onward)
+        opened = (first >= WORDS.size) | (first == model.specials.stop)
         assert (hinted.sum() / opened.sum()).item() == pytest.approx(hints, abs=0.06)
         texts = torch.split(x.order, x.packing.lengths.tolist())
         fills = [order[order > 0].tolist() for order in texts]
         several = [order for order in fills if order.count(1) > 1 or order != sorted(order)]
         assert bool(several) == bool(in_step)
+
+
+def test_what_is_written_on_begins_with_a_token_of_its_own() -> None:
+    some = examples(50)
+    for config, expected in ((FillConfig(suffix=1.0, everything=0.0), "onward"), (FillConfig(suffix=0.0), "fill")):
+        model = filler(changed(config, hints=0.0, in_step=1.0))
+        x = model.corrupted(model.rows(some), noise_for(50))
+        openings = x.tokens[x.rows][x.order[x.rows] == 1]
+        assert len(openings) >= 50
+        assert bool((openings == getattr(model.layout, expected)).all())
 
 
 def test_a_prefix_comes_first() -> None:

@@ -189,7 +189,7 @@ def test_the_methods_of_a_model(few: Family) -> None:
     again = model.infill("a ___ b", samples=2, seed=3, max_length=3)
     assert [result.text for result in stream.results] == [result.text for result in again]
     assert model.score("cat").ids == Letters().encode("cat")
-    with pytest.raises(InsertlmError, match=r"^score: expected batch_size >= 1, got 0$"):
+    with pytest.raises(InsertlmError, match=r"^batch_size: expected a whole number of at least 1, got 0$"):
         model.score("cat", batch_size=0)
     with pytest.raises(InsertlmError, match="the text has no blank"):  # at once, not when the first event is asked for
         model.infill("a b", stream=True)

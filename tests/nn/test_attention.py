@@ -288,10 +288,18 @@ def attention_of(kind: str, pairs: Sizes) -> tuple[PackedAttention, int, int]:
 @pytest.mark.parametrize(("heads", "dim"), [((2, 2), 32), ((2, 2), 64), ((6, 2), 64), ((4, 1), 16)], ids=str)
 @pytest.mark.parametrize("kind", [*KINDS, "tail", "causal tail"])
 @pytest.mark.parametrize("pairs", CASES, ids=["one", "four", "two tiles", "long", "behind"])
-def test_the_kernel_is_the_plain_formula(pairs: Sizes, kind: str, heads: tuple[int, int], dim: int) -> None:
-    """Same rounded inputs: the kernel takes bfloat16, or whatever comes if it is interpreted; float32 takes SDPA."""
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_the_kernel_is_the_plain_formula(
+    pairs: Sizes, kind: str, heads: tuple[int, int], dim: int, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same rounded inputs: the kernel takes bfloat16, or whatever comes if it is interpreted; float32 takes SDPA.
+
+    Whether a program computes the gradients of all tiles or of one changes nothing.
+    """
+    from insertlm.nn import attention_kernels
     from insertlm.nn.attention_kernels import short_attention
 
+    monkeypatch.setattr(attention_kernels, "_works_apart", lambda *_: apart)
     attention, real, rows = attention_of(kind, pairs)
     half = [x.detach().to(DEVICE).requires_grad_() for x in qkv(rows, 0, dim=dim, dtype=KERNEL_DTYPE, heads=heads)]
     full = [x.detach().float().requires_grad_() for x in half]

@@ -61,6 +61,8 @@ bodies = st.fixed_dictionaries(
         "anywhere": st.booleans(),
         "min_length": numbers | st.lists(numbers | st.none(), max_size=3),
         "max_length": numbers | st.lists(numbers | st.none(), max_size=3),
+        "words": numbers | st.lists(numbers | st.none(), max_size=3),
+        "samples": st.sampled_from([1, 2, 3, 0, 1.5, True, "2"]),
         "banned": st.lists(words, max_size=3),
         "required": st.lists(words, max_size=3),
         "seed": numbers,

@@ -86,7 +86,7 @@ def test_max_tokens_counts_tokens(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variable"), [(["--api-key", "sesame"], ""), (["--api-key", "sesame"], "other"), ([], " sesame\n")]
+    ("arguments", "variable"), [(["--api-key", "sesame"], ""), (["--api-key", "sesame"], "other"), ([], " sesame ")]
 )
 def test_the_command_passes_on_its_limits_and_its_key(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], variable: str
@@ -103,6 +103,25 @@ def test_the_command_passes_on_its_limits_and_its_key(
         client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code for key in ("no", "sesame")
     ]
     assert codes == [401, 200]
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("", "INSERTLM_API_KEY: expected a key, got an empty one; leave it out to serve everyone"),
+        (" ", "INSERTLM_API_KEY: expected a key, got an empty one; leave it out to serve everyone"),
+        ("sesame\n", "INSERTLM_API_KEY: expected a key of ASCII characters alone, without line ends"),
+        ("ses\ame", "INSERTLM_API_KEY: expected a key of ASCII characters alone, without line ends"),
+        ("sésame", "INSERTLM_API_KEY: expected a key of ASCII characters alone, without line ends"),
+    ],
+)
+def test_a_key_that_is_none_starts_no_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, line: str
+) -> None:
+    monkeypatch.setattr(uvicorn, "run", None)
+    monkeypatch.setenv("INSERTLM_API_KEY", key)
+    assert main(["serve", "star-hard-mini", "--device", "cpu", "--port", "0"]) == 2
+    assert capsys.readouterr().err == f"insertlm: {line}\n"
 
 
 def test_a_key_is_a_bearer(serve: Serve) -> None:

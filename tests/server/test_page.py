@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from lettering import Letters, build, text_model
+from lettering import Few, Letters, build, text_model
 from playwright.sync_api import Locator, Page, Route, expect
 
 import insertlm
+from insertlm.families.fill import FillConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.model import Model
 
@@ -24,9 +25,10 @@ Open = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def url(serve: Callable[..., Any], models: list[Model]) -> Iterator[str]:
-    """Of a server that writes a few letters, or any bytes, and solves graphs."""
+    """Of a server that writes a few letters, or any bytes, from left to right in every blank too, and solves graphs."""
     broken = text_model(build(IlmConfig(), Letters), "bytes")
-    with serve(models=[models[0], broken, insertlm.load("star-hard-mini")]) as running:
+    filler = text_model(build(FillConfig(), Few, max_length=600), "filler")
+    with serve(models=[models[0], broken, filler, insertlm.load("star-hard-mini")]) as running:
         yield running.url
 
 
@@ -92,6 +94,55 @@ def test_letters_of_several_tokens_come_out_right(open_page: Open) -> None:
         answer = fill_in(page, "Zoë ___ café, “___”")
         assert answer["model"] == "bytes"
         assert shown(page) == answer["text"]
+
+
+def test_blanks_that_are_filled_one_after_the_other_darken_in_reading_order(open_page: Open) -> None:
+    page = open_page()
+    page.get_by_label("Model").select_option("filler")
+    answer = fill_in(page)
+    assert (answer["model"], shown(page)) == ("filler", answer["text"])
+    assert [event["order"] for event in answer["events"]] == [
+        piece["order"] for piece in answer["pieces"] if piece["order"] is not None
+    ]
+    tones = [float(chip.evaluate("chip => chip.style.getPropertyValue('--t')")) for chip in chips(page).all()]
+    assert tones == sorted(tones)
+    assert (tones[0], tones[-1]) == (0, 1)
+
+
+def test_lengths_are_asked_for_where_a_model_takes_hints(open_page: Open) -> None:
+    page = open_page()
+    field = page.get_by_label("Words, about")
+    assert page.request.get("v1/models").json()["data"][2]["takes_hints"]
+    page.get_by_label("Your text").fill(TEXT)
+
+    def asked() -> Any:
+        with page.expect_request("**/v1/infill") as request:
+            page.get_by_role("button", name="Fill in").click()
+        expect(page.locator("#panel-text .status")).to_contain_text("token")
+        question: Any = request.value.post_data_json
+        return question["words"]
+
+    expect(field).to_be_hidden()
+    assert asked() is None
+    page.get_by_label("Model").select_option("filler")
+    expect(field).to_be_visible()
+    expect(field).to_have_accessible_description("of every blank, or of each: 3,,5")
+    assert asked() is None
+    for typed, words in (("3", 3), (" 3, ", [3, None]), (",0", [None, 0]), (",", None)):
+        field.fill(typed)
+        assert asked() == words
+    field.fill("few")
+    page.get_by_role("button", name="Fill in").click()  # the browser says what is expected
+    assert field.evaluate("field => field.validity.patternMismatch && field === document.activeElement")
+    field.fill("1,2,3")
+    page.get_by_role("button", name="Fill in").click()
+    expect(page.locator("#panel-text .problem")).to_have_text(
+        "words: expected a number, or one for each of the 2 blanks, got 3"
+    )
+    field.fill("few")
+    page.get_by_label("Model").select_option("letters")
+    expect(field).to_be_hidden()
+    assert asked() is None
 
 
 def test_tokens_appear_one_after_the_other(open_page: Open) -> None:
@@ -349,6 +400,7 @@ def test_a_key_is_asked_for_only_by_servers_that_want_one(open_page: Open, serve
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 320)])
 def test_it_is_accessible_on_narrow_and_wide_screens(open_page: Open, scheme: str, width: int) -> None:
     page = open_page(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page.get_by_label("Model").select_option("filler")  # which has all controls
     fill_in(page)
     chips(page).first.focus()
     assert Axe().run(page).generate_report().startswith("Found 0 ")

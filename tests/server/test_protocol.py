@@ -158,3 +158,60 @@ def test_thousands_of_blanks_are_refused_at_once(client: httpx.Client, count: in
     assert (answer.status_code, message(answer)) == (422, f"expected at most 64 blanks, got {count}")
     answer = client.post("/v1/infill", json={"text": "a" * (count + 1), "blanks": [[k, k] for k in range(count)]})
     assert (answer.status_code, message(answer)) == (422, f"expected at most 64 blanks, got {count}")
+
+
+# --- Types
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "told"),
+    [
+        ("/v1/infill", "seed", True, "a number, not true or false"),
+        ("/v1/infill", "seed", "7", "a number, not a string"),
+        ("/v1/infill", "seed", 7.5, "a valid integer"),
+        ("/v1/infill", "temperature", "0.5", "a number, not a string"),
+        ("/v1/infill", "temperature", False, "a number, not true or false"),
+        ("/v1/infill", "stream", "yes", "a valid boolean"),
+        ("/v1/infill", "stream", 1, "a valid boolean"),
+        ("/v1/infill", "anywhere", "true", "a valid boolean"),
+        ("/v1/infill", "max_length", "3", "a number, not a string"),
+        ("/v1/infill", "max_tokens", "3", "a number, not a string"),
+        ("/v1/infill", "text", 3, "a valid string"),
+        ("/v1/solve", "seed", "7", "a number, not a string"),
+        ("/v1/solve", "stream", "no", "a valid boolean"),
+        ("/v1/completions", "n", "2", "a number, not a string"),
+        ("/v1/completions", "top_p", "1", "a number, not a string"),
+        ("/v1/completions", "echo", "on", "a valid boolean"),
+        ("/infill", "n_predict", "5", "a number, not a string"),
+        ("/infill", "stream", 0, "a valid boolean"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(client: httpx.Client, path: str, field: str, value: Any, told: str) -> None:
+    needed = {"/v1/infill": {"text": "a ___"}, "/v1/solve": {"prompt": "1>2 : 1 2"}}.get(path, {})
+    answer = client.post(path, json={**needed, field: value})
+    assert answer.status_code == 422
+    assert message(answer) == f"{field}: Input should be {told}" or message(answer).startswith(
+        f"{field}: Input should be {told},"
+    )
+
+
+def test_ranges_are_of_numbers(client: httpx.Client) -> None:
+    for wrong in ("4", True):
+        answer = client.post("/v1/infill", json={"text": "the cat", "blanks": [[wrong, 7]]})
+        assert (answer.status_code, message(answer)[:38]) == (422, "blanks.0.0: Input should be a number, ")
+
+
+def test_a_whole_number_may_be_written_with_a_point(client: httpx.Client) -> None:
+    whole, pointed = (
+        client.post("/v1/infill", content=b'{"text": "a ___", "max_length": 2, "seed": %b}' % seed, headers=JSON).json()
+        for seed in (b"7", b"7.0")
+    )
+    assert whole["text"] == pointed["text"]
+
+
+@pytest.mark.parametrize("field", ["banned", "required"])
+def test_words_have_no_control_characters(client: httpx.Client, field: str) -> None:
+    answer = client.post("/v1/infill", json={"text": "a ___", field: ["dog", "a\0"]})
+    assert answer.status_code == 422
+    line = f"{field}: a word has the control character U+0000 at character 1; expected none but tabs and line ends"
+    assert message(answer) == line

@@ -68,7 +68,7 @@ def test_ranges_that_are_none(blanks: list[tuple[int, int]]) -> None:
         ("", "the text is empty; expected text with ___ where something is missing"),
         ("a\0b", "the text has the control character U+0000 at character 1; expected none but tabs and line ends"),
         ("\x1b[0m", "the text has the control character U+001B at character 0; expected none but tabs and line ends"),
-        ("ab\udcff", "the text is not Unicode at character 2; expected text with ___ where something is missing"),
+        ("ab\udcff", "the text is not Unicode at character 2; expected characters that UTF-8 can hold"),
     ],
 )
 def test_what_is_no_text(typed: str, line: str) -> None:

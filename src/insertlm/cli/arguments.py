@@ -66,6 +66,15 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
 _count, _seed, _length = _whole(1, 10**9), _whole(0, (1 << 62) - 1), _whole(0, 10**6)
 
 
+def _lengths(text: str) -> int | list[int | None]:
+    if "," not in text:
+        return _length(text)
+    return [_length(part) if part.strip() else None for part in text.split(",")]
+
+
+_LENGTHS: dict[str, Any] = {"type": _lengths, "metavar": "N"}
+
+
 def _folder(text: str) -> Path:
     if not text:  # such as a shell variable that is not set
         raise argparse.ArgumentTypeError("expected a folder, got an empty name")
@@ -293,8 +302,11 @@ def _add_infill_set(subparsers: Any) -> None:
 def _add_filler(command: _Parser) -> None:
     command.add_argument("--model", metavar="MODEL", help=_FILLER)
     command.seed("sampling")
-    command.number("--min", "fewest tokens of a blank (default: 1)", kind=_length)
-    command.number("--max", "most tokens of a blank (default: no limit)", kind=_length)
+    each = "; or a number for each: 3,,5"
+    command.option("--min", f"fewest tokens of a blank, 0: it may stay empty (default: 1){each}", **_LENGTHS)
+    command.option("--max", f"most tokens of a blank (default: no limit){each}", **_LENGTHS)
+    about = f"about how many words belong into a blank, for models that take hints{each}"
+    command.option("--words", about, **_LENGTHS)
     command.device()
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from insertlm.cli.common import write_json_lines
+from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable
 from insertlm.inference.trajectory import Limit, explain
 from insertlm.infill.requests import Request
 from insertlm.tasks.infill_sets import read_set
-from insertlm.text.blanks import decode_text
+from insertlm.text.blanks import decode_text, missing_blank
 
 if TYPE_CHECKING:
     from insertlm.infill.results import Infilling
@@ -30,8 +34,10 @@ _LIMITS: dict[Limit, str] = {
 
 def infill(args: Namespace) -> None:
     text = decode_text(sys.stdin.buffer.read()) if args.text == "-" else args.text
-    request = Request(text, None, args.anywhere, args.min, args.max, args.ban, args.require)
-    _ = request.pieces  # a mistake in the text is reported before the model is loaded
+    request = Request(text, None, args.anywhere, args.min, args.max, args.ban, args.require, words=args.words)
+    # A mistake in the text is reported before the model is loaded.
+    if len(request.pieces) == 1 and not args.anywhere:
+        raise InsertlmError(f"{missing_blank(text)}{_file_hint(args.text)}")
     written = _fill_in([request] * args.samples, args)
     _print(written, args)
     # On standard error, so that the texts can be piped on.
@@ -49,6 +55,7 @@ def infill_set(args: Namespace) -> None:
             example.blanks,
             min_length=args.min,
             max_length=args.max,
+            words=args.words,
             lengths_of=example.removed if args.true_lengths else None,
         )
         for example in examples
@@ -61,6 +68,17 @@ def infill_set(args: Namespace) -> None:
     write_json_lines(args.out, records)
     complete = sum(infilling.complete for infilling in written)
     print(f"wrote {len(written):,} texts to {args.out}, {complete:,} of them ended by the model itself")
+
+
+def _file_hint(text: str) -> str:
+    """For the name of a file in place of its text."""
+    try:
+        is_file = Path(text).is_file()
+    except OSError:  # a text may be too long for a name
+        is_file = False
+    if not is_file and not re.fullmatch(r"\S+\.(txt|md|jsonl?)", text):
+        return ""
+    return f"; to fill in a file: insertlm infill - < {shlex.quote(text)}"
 
 
 def _fill_in(requests: Sequence[Request], args: Namespace) -> list[Infilling]:

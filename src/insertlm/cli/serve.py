@@ -14,6 +14,7 @@ from insertlm.server.limits import Limits
 
 __all__ = ["serve"]
 
+_VARIABLE = "INSERTLM_API_KEY"
 _GRACE = 5  # seconds beyond the limit of a request for which a shutdown waits
 
 
@@ -27,15 +28,9 @@ def serve(args: Namespace) -> None:
     from insertlm.model import bundled, load
     from insertlm.server.app import create_app
 
-    if (
-        args.api_key is not None and not args.api_key.strip()
-    ):  # such as a shell variable that is not set: it would let everyone in
-        raise InsertlmError("argument --api-key: expected a key, got an empty one")
+    key = _key(args.api_key)
     _check_free(args.host, args.port)
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
-    key = (args.api_key or os.environ.get("INSERTLM_API_KEY", "")).strip() or None
-    if key is not None and not key.isascii():  # clients disagree on how to encode other characters in a header
-        raise InsertlmError("the API key: expected ASCII characters alone")
     with ThreadPoolExecutor(1) as loading:  # a thread that ends, see server/worker.py
         models = list(loading.map(lambda name: load(name, args.device), args.models or bundled()))
     app = create_app(models, limits, key)
@@ -50,6 +45,20 @@ def serve(args: Namespace) -> None:
         )
     finally:
         app.state.registry.close(finish=False)  # after a second Ctrl-C uvicorn skips the app's own shutdown
+
+
+def _key(option: str | None) -> str | None:
+    """The key of the option, or of the environment; None if neither is set."""
+    name, given = ("argument --api-key", option) if option is not None else (_VARIABLE, os.environ.get(_VARIABLE))
+    if given is None:
+        return None
+    # Such as a shell variable that is not set, or what is missing from a file: a server without a key lets everyone in.
+    if not given.strip():
+        raise InsertlmError(f"{name}: expected a key, got an empty one; leave it out to serve everyone")
+    # Clients disagree on how to encode other characters in a header, and none can send a line end there.
+    if not given.isascii() or not given.isprintable():
+        raise InsertlmError(f"{name}: expected a key of ASCII characters alone, without line ends")
+    return given.strip()
 
 
 def _check_free(host: str, port: int) -> None:

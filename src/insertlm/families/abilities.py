@@ -23,6 +23,7 @@ class Abilities:
     decides_length: bool = True  # it decides how many tokens a gap needs, and so can continue a text
     takes_hints: bool = False  # it has learnt what "about N words" means for a blank
     appends: bool = False  # it writes at the end of the text only
+    left_to_right: bool = False  # within a blank it writes from left to right, so a token is final once it is written
 
     def check(self, settings: DecodeConfig) -> None:
         """Refuse settings that would have no effect, because a user who gives one expects that it has."""

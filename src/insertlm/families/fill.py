@@ -10,6 +10,8 @@ Design choices:
   and see each other and all that came before. A share of the examples teaches this order.
 - A blank may carry a **hint**, about how many words belong there. Its fill then begins with a token for that number in
   place of `<fill>`. A share of the blanks teaches what hints mean.
+- A text that is to be **written on** ends with a blank too, whose fill begins with a token of its own: a blank that
+  somebody left at the end of a text wants a phrase, not a page.
 - **Positions** put a fill into its place. Given tokens count up, with a jump (`jump`) behind every blank; `<fill>`
   stands at its blank's position, and the tokens behind it at the following ones. So a fill of fewer than `jump` tokens
   lies between its neighbours.
@@ -55,7 +57,7 @@ from insertlm.text.units import token_traits
 
 __all__ = ["FillConfig", "Filler"]
 
-_HINT, _IN_STEP = -30, -29  # streams of noise, below those of the corruption
+_HINT, _IN_STEP = -31, -30  # streams of noise, below those of the corruption
 _MANY = 256  # texts in a batch
 
 
@@ -79,15 +81,18 @@ class FillConfig(FamilyConfig, frozen=True, kw_only=True, tag="fill"):
 
 class Filler(Family):
     framing = 1 + 2 * MOST
-    abilities = Abilities(parallel=True, stop_threshold=True, supports_constraints=True, takes_hints=True)
+    abilities = Abilities(
+        parallel=True, stop_threshold=True, supports_constraints=True, takes_hints=True, left_to_right=True
+    )
     traits: Tensor
 
     def __init__(self, config: FillConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(model, tokenizer, extra=len(HINTS))
+        super().__init__(model, tokenizer, extra=len(HINTS) + 1)
         special = self.specials
         self.config = config
         self.abilities = replace(self.abilities, takes_hints=config.hints > 0.0, parallel=config.in_step > 0.0)
-        self.layout = Layout(config.jump, special.mask, special.stop, special.eos, hints=tokenizer.size)
+        hints, onward = tokenizer.size, tokenizer.size + len(HINTS)
+        self.layout = Layout(config.jump, special.mask, special.stop, special.eos, hints, onward)
         self.blanks = BlanksConfig(suffix=config.suffix, everything=config.everything, share=config.share)
         self.unembedding = self.backbone.unembedding()
         self._rounded: Tensor | None = None
@@ -129,7 +134,8 @@ class Filler(Family):
         hint = hint_of(blanks.words(rows.target, self.traits))
         number = torch.arange(MOST, device=hint.device)
         hinted = chance(self.config.hints, noise.seed, noise.example[:, None], noise.epoch[:, None], _HINT, number)
-        openings = torch.where(hinted, self.layout.hints + hint, self.layout.fill)
+        plain = torch.where(blanks.onward, self.layout.onward, self.layout.fill)[:, None]
+        openings = torch.where(hinted, self.layout.hints + hint, plain)
         in_step = chance(self.config.in_step, *noise, _IN_STEP)
         most = None
         # About a quarter of the rows predict. With many texts it is never nearly half, and the loss of rows that are

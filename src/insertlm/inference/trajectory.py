@@ -17,9 +17,10 @@ LIMITS: tuple[Limit, ...] = get_args(Limit)
 # The command line and HTTP have different names for the same limits, so the name is filled in.
 _REMEDIES: dict[Limit, str] = {
     "max_tokens": "it reached {} after {tokens}; raise it for a longer text",
-    "max_steps": "it reached {} after {tokens}; raise it for a longer text",
+    # Who asks for more tokens gets enough steps for them, see Model.settings.
+    "max_steps": "it reached {} after {tokens}; for a longer text raise it, or give {max_tokens}",
     "max_length": "it is as long as {} allows, after {tokens}; shorten what is given",
-    "blanks": "its blanks are as full as {} allows, after {tokens}; raise it for longer ones",
+    "blanks": "it was ended by {} after {tokens}; raise it for longer fills",
 }
 
 
@@ -88,4 +89,5 @@ def explain(trajectory: Trajectory, names: Mapping[Limit, str]) -> str | None:
     if trajectory.limit is None:
         return None
     count = len(trajectory.events)
-    return _REMEDIES[trajectory.limit].format(names[trajectory.limit], tokens=f"{count} token{'s' * (count != 1)}")
+    tokens = f"{count} token{'s' * (count != 1)}"
+    return _REMEDIES[trajectory.limit].format(names[trajectory.limit], tokens=tokens, max_tokens=names["max_tokens"])

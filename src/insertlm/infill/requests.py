@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from insertlm.core.checks import shown, whole_number
 from insertlm.core.errors import InsertlmError
 from insertlm.inference.constraints import contradicts, is_within
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
-from insertlm.text.blanks import cut_out, parse_blanks
+from insertlm.text.blanks import check_characters, cut_out, missing_blank, parse_blanks
 from insertlm.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:  # it imports torch, and what is wrong with a request is said before that
@@ -22,6 +23,7 @@ __all__ = ["EncodedRequest", "Given", "Lengths", "Request", "Run", "whole_word"]
 
 Run = tuple[int, ...]
 Lengths = int | None | Sequence[int | None]
+_MOST = 10**9  # of any length; more do not fit into the numbers of some writers
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Request:
     anywhere: whether tokens may be inserted outside blanks too
     min_length, max_length: tokens of every blank, or a list with one for each (None: at least one token, if the family
     supports constraints; no maximum)   banned, required: words, as they are written
+    words: about how many words belong into every blank, or a list with one for each (None: the model decides). A hint
+    and no bound, for models that have learnt what it means. With a hint of 0 a blank may stay empty
     lengths_of: texts whose numbers of tokens are both minimum and maximum, for models that must know the lengths
     """
 
@@ -43,6 +47,19 @@ class Request:
     banned: Sequence[str] = ()
     required: Sequence[str] = ()
     lengths_of: Sequence[str] | None = None
+    words: Lengths = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise InsertlmError(f"text: expected one text, got {shown(self.text)}")
+        for name, words in (("banned", self.banned), ("required", self.required)):
+            # A string is a sequence of strings, and each letter would be a word.
+            if isinstance(words, str) or not isinstance(words, Collection):
+                raise InsertlmError(f"{name}: expected a list of words, got {shown(words)}")
+            for word in words:
+                if not isinstance(word, str):
+                    raise InsertlmError(f"{name}: expected words, got {shown(word)}")
+                check_characters(word, f"{name}: a word")
 
     @cached_property
     def pieces(self) -> list[str]:
@@ -79,7 +96,10 @@ class Given:
             end += len(piece)
             if not last:
                 if blanks and blanks[-1] == len(ids):  # both would be the same gap, and a token could belong to either
-                    raise InsertlmError(f"blanks {number} and {number + 1}: the model sees nothing between them")
+                    raise InsertlmError(
+                        f"blanks {number} and {number + 1}: the model sees nothing between them; expected one blank "
+                        "for both, or some text between them"
+                    )
                 blanks.append(len(ids))
                 places[len(ids)] = end  # behind the space, and no longer a boundary of the piece
                 spaces += [len(ids)] if hidden else []
@@ -112,35 +132,50 @@ class EncodedRequest:
     banned: tuple[Run, ...]
     required: tuple[Run, ...]
     heads: frozenset[int]
+    words: Mapping[int, int]
 
     @classmethod
     def of(cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig) -> EncodedRequest:
         pieces = request.pieces
         if len(pieces) == 1 and not request.anywhere:
-            raise InsertlmError("the text has no blank; expected ___ where something is missing (or anywhere)")
+            raise InsertlmError(missing_blank(request.text))
         given = Given.of(pieces, tokenizer, anywhere=False)
+        words = _words(request, given.blanks, family)
         if request.lengths_of is None:
             # An empty fill is rarely what a user wants, so a blank gets at least one token where that can be ensured.
-            bounds = _bounds(request, given.blanks, 1 if family.abilities.supports_constraints else 0)
+            least = 1 if family.abilities.supports_constraints else 0
+            bounds = _bounds(request, given.blanks, words, least)
         else:
             bounds = given.bounds_for(request.lengths_of, tokenizer)
         _check_room(family, settings, given, bounds)
         if request.anywhere:
             # Only now, because finding all boundaries takes long, which is useless for a text that does not fit.
             given = Given.of(pieces, tokenizer, anywhere=True)
+        if family.abilities.appends and [*given.places] != [len(given.ids)]:
+            raise InsertlmError("this model writes at the end of a text alone; expected one ___, at the end")
         mosts = [bounds.get(gap, Bounds()).most for gap in given.places]
         required = _required(family, tokenizer, request, mosts)
         banned = _banned(family, tokenizer, request, required)
         heads = _heads(tokenizer) if family.abilities.supports_constraints and given.spaces else frozenset()
-        encoded = cls(given, bounds, banned, required, heads)
+        encoded = cls(given, bounds, banned, required, heads, words)
         if contradicts(encoded.prompt(0)):
             raise InsertlmError("banned: nothing is left to begin a blank behind a space; expected fewer words")
         return encoded
 
     def prompt(self, seed: int) -> Prompt:
         given = self.given
-        heads = (given.spaces, self.heads) if self.heads else ()
-        return Prompt([], seed, given.ids, frozenset(given.places), self.bounds, self.banned, self.required, *heads)
+        return Prompt(
+            [],
+            seed,
+            given.ids,
+            frozenset(given.places),
+            self.bounds,
+            self.banned,
+            self.required,
+            headed=given.spaces if self.heads else frozenset(),
+            heads=self.heads,
+            words=self.words,
+        )
 
 
 def _boundaries(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int, int]:
@@ -155,14 +190,23 @@ def _boundaries(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int
     return found
 
 
-def _bounds(request: Request, blanks: Sequence[int], least: int) -> dict[int, Bounds]:
+def _words(request: Request, blanks: Sequence[int], family: Family) -> dict[int, int]:
+    hints = zip(blanks, _each("words", request.words, len(blanks)), strict=True)
+    words = {gap: hint for gap, hint in hints if hint is not None}
+    if words and not family.abilities.takes_hints:
+        instead = ", or bound tokens by min_length and max_length" if family.abilities.supports_constraints else ""
+        raise InsertlmError(f"words: this model has not learnt what length hints mean; leave them out{instead}")
+    return words
+
+
+def _bounds(request: Request, blanks: Sequence[int], words: Mapping[int, int], least: int) -> dict[int, Bounds]:
     lows = _each("min_length", request.min_length, len(blanks))
     highs = _each("max_length", request.max_length, len(blanks))
     bounds = {}
     for gap, low, high in zip(blanks, lows, highs, strict=True):
-        default = least if high is None else min(least, high)
+        default = 0 if high == 0 or words.get(gap) == 0 else least
         bound = Bounds(default if low is None else low, high)
-        if bound.least < 0 or (high is not None and high < bound.least):
+        if high is not None and high < bound.least:
             raise InsertlmError(f"expected 0 <= min_length <= max_length, got {bound.least} and {high}")
         if bound != Bounds():
             bounds[gap] = bound
@@ -170,11 +214,11 @@ def _bounds(request: Request, blanks: Sequence[int], least: int) -> dict[int, Bo
 
 
 def _each(name: str, lengths: Lengths, count: int) -> list[int | None]:
-    if lengths is None or isinstance(lengths, int):
-        return [lengths] * count
+    if not isinstance(lengths, Sequence) or isinstance(lengths, str):
+        return [lengths if lengths is None else whole_number(name, lengths, 0, _MOST)] * count
     if len(lengths) != count:
         raise InsertlmError(f"{name}: expected a number, or one for each of the {count} blanks, got {len(lengths)}")
-    return list(lengths)
+    return [length if length is None else whole_number(name, length, 0, _MOST) for length in lengths]
 
 
 def _check_room(family: Family, settings: DecodeConfig, given: Given, bounds: Mapping[int, Bounds]) -> None:

@@ -8,11 +8,20 @@ from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
-from insertlm.inference.trajectory import Trajectory
+from insertlm.inference.trajectory import Limit, Trajectory, explain
 from insertlm.infill.requests import Given, Run, whole_word
 from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["Infilling", "Piece", "Span", "spell"]
+
+
+# What Python users know the limits by.
+_LIMITS: dict[Limit, str] = {
+    "max_tokens": "max_tokens",
+    "max_steps": "max_steps",
+    "max_length": "the model",
+    "blanks": "max_length",
+}
 
 
 class Span(NamedTuple):
@@ -54,8 +63,13 @@ class Infilling:
 
     @property
     def complete(self) -> bool:
-        """Whether the model ended the text, with all constraints met; otherwise `trajectory.limit` did."""
+        """Whether the model ended the text, with all constraints met; otherwise a limit did, see `note`."""
         return self.trajectory.complete
+
+    @property
+    def note(self) -> str | None:
+        """Which limit ended the text, and what to do about it; None if the model ended it."""
+        return explain(self.trajectory, _LIMITS)
 
     @property
     def pieces(self) -> list[Piece]:

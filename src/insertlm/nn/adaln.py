@@ -32,7 +32,7 @@ __all__ = ["AdaptiveBlock", "AdaptiveNorm", "TimeFeatures", "spread"]
 _WAVES = 128
 _LONGEST_WAVE = 10_000.0
 _FEATURES = 128
-_BIASES = ("attention_norm.bias", "hidden_norm.bias")  # of a plain block
+_NORMS = ("attention_norm", "hidden_norm")  # of a plain block
 
 
 class TimeFeatures(nn.Module):
@@ -66,9 +66,13 @@ class AdaptiveBlock(Block):
     def adopt(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """From plain blocks, with the same outputs: a norm's bias becomes a constant shift, and every gate is 1."""
         adopted = dict(weights)
-        for name in [name for name in weights if name.endswith(_BIASES[0])]:
-            block = name.removesuffix(_BIASES[0])
-            shifts = [adopted.pop(block + bias) for bias in _BIASES]
+        for name in [name for name in weights if name.endswith(f"{_NORMS[0]}.weight")]:
+            block = name.removesuffix(f"{_NORMS[0]}.weight")
+            if f"{block}modulation.bias" in weights:  # one of ours
+                continue
+            norms = [block + norm for norm in _NORMS]
+            # An RMS norm has no bias, and so no shift.
+            shifts = [adopted.pop(f"{norm}.bias", torch.zeros_like(weights[f"{norm}.weight"])) for norm in norms]
             # Shift, scale and gate, for attention and for the feed-forward.
             parts = [part for shift in shifts for part in (shift, torch.zeros_like(shift), torch.ones_like(shift))]
             bias = adopted[f"{block}modulation.bias"] = torch.cat(parts)

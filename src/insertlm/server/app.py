@@ -76,7 +76,10 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
 
 
 def _add_models(app: FastAPI, registry: Registry) -> None:
-    shapes = {name: ModelShape(id=name, task=one.kind) for name, one in registry.served.items()}
+    shapes = {
+        name: ModelShape(id=name, task=one.kind, takes_hints=one.model.family.abilities.takes_hints)
+        for name, one in registry.served.items()
+    }
 
     @app.get("/v1/models", tags=["as OpenAI"], responses={401: ERRORS[401]})
     async def models() -> ModelList:

@@ -1,7 +1,7 @@
 """Routes that clients of other servers use: OpenAI's /v1/completions and llama.cpp's /infill, each with one blank.
 
 An insertion model may insert anywhere in a blank until it stops, so no part of a fill is final before the end. A
-streamed fill therefore comes as one piece. A family that writes from left to right sends every token.
+streamed fill therefore comes as one piece. A family that writes a blank from left to right sends every token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def other_routes(registry: Registry) -> APIRouter:
         piece when it is done, or token by token from a family that writes from left to right."""
         one, prompts = registry.find(body.model, "text"), [body.prompt] if isinstance(body.prompt, str) else body.prompt
         _check(body, prompts, registry.limits.samples)
-        asked = [_between(prompt, body.suffix or "") for prompt in prompts for _ in range(body.n or 1)]
+        asked = [_between(prompt, body.suffix or "", body.min_tokens) for prompt in prompts for _ in range(body.n or 1)]
         changes = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_tokens}
         running, drafts = await registry.infill(one, asked, body.seed or 0, changes, request.receive, _streams(one))
         # As with OpenAI, the n texts of a prompt stand together.
@@ -69,11 +69,11 @@ def other_routes(registry: Registry) -> APIRouter:
 # --- Requests
 
 
-def _between(before: str, behind: str) -> InfillRequest:
-    """One blank between two texts. With no text on either side the model writes from nothing."""
+def _between(before: str, behind: str, least: int | None = None) -> InfillRequest:
+    """One blank between two texts. With no text on either side the model writes from nothing. least: tokens"""
     if not before and not behind:  # the range of a blank must lie in a text; "___" alone writes from nothing
-        return InfillRequest("___")
-    return InfillRequest(before + behind, [(len(before), len(before))])
+        return InfillRequest("___", min_length=least)
+    return InfillRequest(before + behind, [(len(before), len(before))], min_length=least)
 
 
 def _check(body: CompletionBody, prompts: Sequence[str], most: int) -> None:
@@ -86,7 +86,7 @@ def _check(body: CompletionBody, prompts: Sequence[str], most: int) -> None:
 
 def _streams(one: Served) -> bool:
     """Whether a token is final as soon as it is written."""
-    return one.model.family.abilities.appends
+    return one.model.family.abilities.left_to_right
 
 
 async def _results(running: RunningRequest, request: Request) -> list[Infilling]:

@@ -13,12 +13,13 @@ from insertlm.inference.trajectory import Limit, Trajectory, explain
 from insertlm.infill.drafts import Draft, Event
 from insertlm.infill.requests import Request as InfillRequest
 from insertlm.infill.results import Infilling, spell
-from insertlm.server.errors import RefusedError
+from insertlm.server.errors import RefusedError, invalid
 from insertlm.server.registry import Registry, answer_head
 from insertlm.server.requests import EventStream, RunningRequest, encode_event, while_connected
 from insertlm.server.schemas import (
     ErrorBody,
     EventShape,
+    FilledText,
     Graph,
     InfillAnswer,
     InfillBody,
@@ -51,12 +52,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 # What clients know the limits by.
 _LIMITS: dict[Limit, str] = {
     "max_tokens": "max_tokens",
-    "max_steps": "decode.max_steps of the model's recipe",
+    "max_steps": "max_steps of the model's recipe",
     "max_length": "the model",
     "blanks": "max_length",
 }
 
 Answer = InfillAnswer | Solution
+# Makes the answer from its head, the results, and the events of each.
+Finish = Callable[[dict[str, Any], Sequence[Any], Sequence[list[EventShape]]], Answer]
+# What a stream has told already is not in its last event.
+_WITHOUT_EVENTS: Any = {"events": True, "samples": {"__all__": {"events"}}}
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "The answer; with stream, its events."}
 }
@@ -79,17 +84,21 @@ def native_routes(registry: Registry) -> APIRouter:
 
         With `stream` the answer is server-sent events: `start` with the given text as a list of cells, an `insertion`
         for every token as it is written, and `done` with the whole answer, or `error`. A request with banned words
-        streams its insertions once the text is done, because the text may have to be written again.
+        streams its insertions once the text is done, because the text may have to be written again. Several `samples`
+        are written together: the insertions of all come in one stream, each with the number of its sample.
         """
         one = registry.find(body.model, "text")
+        if body.samples > (most := registry.limits.samples):
+            raise invalid(f"expected at most {most} texts of one request, got {body.samples}", "samples")
+        lengths = (body.min_length, body.max_length)
         asked = InfillRequest(
-            body.text, body.blanks, body.anywhere, body.min_length, body.max_length, body.banned, body.required
+            body.text, body.blanks, body.anywhere, *lengths, body.banned, body.required, words=body.words
         )
         # The names of these fields are those of the decode section; null leaves the recipe's value.
         changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})
         changes["max_tokens"] = body.max_tokens
-        running, [draft] = await registry.infill(one, [asked], body.seed, changes, request.receive)
-        return await _answer(running, draft, request, body.stream, answer_head("infill", one), _filled)
+        running, drafts = await registry.infill(one, [asked] * body.samples, body.seed, changes, request.receive)
+        return await _answer(running, drafts[0], request, body.stream, answer_head("infill", one), _filled)
 
     @router.post("/v1/solve", response_model=Solution)
     async def solve(body: SolveBody, request: Request) -> Answer | Response:
@@ -119,9 +128,9 @@ async def _answer(
     request: Request,
     stream: bool,
     head: dict[str, Any],
-    finish: Callable[[dict[str, Any], Any], Answer],
+    finish: Finish,
 ) -> Response | Answer:
-    """head: id, time and model   finish: makes the answer, without its events, from the head and the result"""
+    """draft: one of the texts, which all start from the same cells   head: id, time and model"""
     if stream:
         return EventStream(running, lambda: _events(running, draft, head, finish))
     try:
@@ -130,17 +139,18 @@ async def _answer(
         running.cancel()  # does nothing if the job is done
 
 
-async def _whole(
-    running: RunningRequest, head: dict[str, Any], finish: Callable[[dict[str, Any], Any], Answer]
-) -> Answer:
-    *events, results = [message async for message in running.messages()]
+async def _whole(running: RunningRequest, head: dict[str, Any], finish: Finish) -> Answer:
+    *told, results = [message async for message in running.messages()]
     assert isinstance(results, list)
-    shapes = [_event_shape(event) for event in events if isinstance(event, Event)]
-    return finish(head, results[0]).model_copy(update={"events": shapes})
+    events: list[list[EventShape]] = [[] for _ in results]
+    for event in told:
+        assert isinstance(event, Event)
+        events[event.sample].append(_event_shape(event))
+    return finish(head, results, events)
 
 
 async def _events(
-    running: RunningRequest, draft: Draft[Any], head: dict[str, Any], finish: Callable[[dict[str, Any], Any], Answer]
+    running: RunningRequest, draft: Draft[Any], head: dict[str, Any], finish: Finish
 ) -> AsyncGenerator[bytes]:
     cells = [{"text": cell} for cell in draft.cells]
     yield encode_event({"id": head["id"], "model": head["model"], "cells": cells}, "start")
@@ -148,23 +158,36 @@ async def _events(
         if isinstance(message, Event):
             yield encode_event(_event_shape(message).model_dump(), "insertion")
         else:
-            yield encode_event(finish(head, message[0]).model_dump(exclude={"events"}), "done")
+            answer = finish(head, message, [[] for _ in message])
+            yield encode_event(answer.model_dump(exclude=_WITHOUT_EVENTS), "done")
 
 
-def _filled(head: dict[str, Any], result: Infilling) -> InfillAnswer:
+def _filled(head: dict[str, Any], results: Sequence[Infilling], events: Sequence[list[EventShape]]) -> InfillAnswer:
+    texts = [_filled_text(result, its) for result, its in zip(results, events, strict=True)]
     return InfillAnswer(
         **head,
+        **dict(texts[0]),
+        samples=texts if len(texts) > 1 else None,
+        usage=usage_of([result.trajectory for result in results]),
+    )
+
+
+def _filled_text(result: Infilling, events: list[EventShape]) -> FilledText:
+    return FilledText(
         text=result.text,
         fills=result.fills,
         complete=result.complete,
         limit=result.trajectory.limit,
         note=explain(result.trajectory, _LIMITS),
         pieces=[PieceShape(text=text, order=order) for text, order in result.pieces],
-        usage=usage_of([result.trajectory]),
+        events=events,
     )
 
 
-def _solved(task: Star, head: dict[str, Any], path: Trajectory) -> Solution:
+def _solved(
+    task: Star, head: dict[str, Any], results: Sequence[Trajectory], events: Sequence[list[EventShape]]
+) -> Solution:
+    [path], [its] = results, events
     tokenizer = task.tokenizer
     parts = zip(spell(tokenizer, path.ids), path.order, strict=True)
     return Solution(
@@ -175,6 +198,7 @@ def _solved(task: Star, head: dict[str, Any], path: Trajectory) -> Solution:
         limit=path.limit,
         note=explain(path, _LIMITS),
         pieces=[PieceShape(text=text, order=order) for text, order in parts],
+        events=its,
         usage=usage_of([path]),
     )
 
@@ -186,7 +210,4 @@ def usage_of(written: Sequence[Trajectory]) -> Usage:
 
 
 def _event_shape(event: Event) -> EventShape:
-    _, order, step, at, token, text, probability, stop = event
-    return EventShape(
-        order=order, step=step, at=at, token=token, text=text, probability=probability, stop_probability=stop
-    )
+    return EventShape(**event._asdict())

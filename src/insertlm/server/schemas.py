@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic_core import PydanticCustomError
 
 from insertlm.inference.trajectory import Limit
 
@@ -14,6 +15,7 @@ __all__ = [
     "CompletionBody",
     "ErrorBody",
     "EventShape",
+    "FilledText",
     "Graph",
     "InfillAnswer",
     "InfillBody",
@@ -37,19 +39,30 @@ def _unicode(text: str) -> str:
     return text
 
 
+def _number(value: Any) -> Any:
+    # pydantic takes true for 1 and "7" for 7. Its strict numbers would refuse 7.0, which some clients write for 7.
+    if isinstance(value, bool | str):
+        raise PydanticCustomError("number_type", "Input should be a number, not {given}", {"given": _JSON[type(value)]})
+    return value
+
+
+_JSON = {bool: "true or false", str: "a string"}
+_NUMBER = BeforeValidator(_number)  # the last annotation, so that it runs first
+_Int = Annotated[int, _NUMBER]
+
 Text = Annotated[str, AfterValidator(_unicode)]
 # As in the Python API: the i-th sample uses seed + i, which must stay a signed 64-bit number.
-Seed = Annotated[int, Field(ge=0, lt=1 << 62)]
-Length = Annotated[int, Field(ge=0, le=_MOST)]
-Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 62), _NUMBER]
+Length = Annotated[int, Field(ge=0, le=_MOST), _NUMBER]
+Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False), _NUMBER]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), _NUMBER]
+Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER]
 Word = Annotated[str, Field(max_length=200)]
 # Lists fail at their first mistake: to report every mistake of a long list would block the event loop.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Stops = Annotated[list[Text], Field(max_length=16, fail_fast=True)]
 Words = Annotated[list[Word], Field(default_factory=list, fail_fast=True)]
-Ranges = Annotated[list[tuple[int, int]], Field(fail_fast=True)]
+Ranges = Annotated[list[tuple[_Int, _Int]], Field(fail_fast=True)]
 Lengths = Length | Annotated[list[Length | None], Field(fail_fast=True)] | None
 
 
@@ -81,18 +94,29 @@ class InfillBody(_StrictBody):
     model: Text | None = Field(None, description="null: the first model of text")
     text: Text = Field(description="text with ___ for every blank")
     blanks: Ranges | None = Field(None, description="ranges of characters to fill in instead of ___")
-    anywhere: bool = Field(False, description="also insert outside the blanks")
-    min_length: Lengths = Field(None, description="fewest tokens of every blank, or a list with one number for each")
+    anywhere: StrictBool = Field(False, description="also insert outside the blanks")
+    min_length: Lengths = Field(
+        None,
+        description="fewest tokens of every blank, or a list with one number for each; null: one, 0: it may stay empty",
+    )
     max_length: Lengths = Field(None, description="most tokens of every blank, or a list with one number for each")
+    words: Lengths = Field(
+        None,
+        description="about how many words belong into every blank, or a list with one number for each; for models that "
+        "take such hints (`takes_hints` in /v1/models)",
+    )
     banned: Words = Field(description="words that must not be written")
     required: Words = Field(description="words that must be written")
+    samples: Annotated[int, Field(ge=1, le=_MOST), _NUMBER] = Field(
+        1, description="number of texts; text i has the seed + i"
+    )
     seed: Seed = 0
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: Length | None = None
     stop_threshold: Threshold | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
-    stream: bool = False
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST), _NUMBER] | None = None
+    stream: StrictBool = False
 
 
 class SolveBody(_StrictBody):
@@ -104,11 +128,11 @@ class SolveBody(_StrictBody):
     model: Text | None = None
     prompt: Text = Field(description="a star graph: edges, then source and goal")
     seed: Seed = 0
-    stream: bool = False
+    stream: StrictBool = False
 
 
 class StreamOptions(_LenientBody):
-    include_usage: bool = False
+    include_usage: StrictBool = False
 
 
 class CompletionBody(_LenientBody):
@@ -119,17 +143,18 @@ class CompletionBody(_LenientBody):
     model: Text | None = None
     prompt: Text | Texts = ""
     suffix: Text | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST), _NUMBER] | None = None
+    min_tokens: Length | None = Field(None, description="vLLM's; null: one, 0: the text may be empty")
     temperature: Temperature | None = None
     top_p: Share | None = None
-    n: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST), _NUMBER] | None = None
     seed: Seed | None = None
     stop: Text | Stops | None = Field(None, description="the text ends before the first of these")
-    echo: bool | None = None
-    stream: bool | None = None
+    echo: StrictBool | None = None
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    best_of: int | None = Field(None, description="values above 1 are not supported")
-    logprobs: int | None = Field(None, description="not supported")
+    best_of: _Int | None = Field(None, description="values above 1 are not supported")
+    logprobs: _Int | None = Field(None, description="not supported")
     logit_bias: dict[str, Any] | None = Field(None, description="not supported")
 
 
@@ -142,15 +167,15 @@ class LlamaBody(_LenientBody):
     input_prefix: Text = ""
     input_suffix: Text = ""
     prompt: Text = Field("", description="appended to input_prefix")
-    n_predict: Annotated[int, Field(ge=-1, le=_MOST)] | None = Field(
+    n_predict: Annotated[int, Field(ge=-1, le=_MOST), _NUMBER] | None = Field(
         None, description="-1: no limit but the server's; 0: nothing is written"
     )
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: Length | None = None
-    seed: Annotated[int, Field(ge=-1, lt=1 << 62)] | None = Field(None, description="-1: a random one")
+    seed: Annotated[int, Field(ge=-1, lt=1 << 62), _NUMBER] | None = Field(None, description="-1: a random one")
     stop: Stops | None = None
-    stream: bool = False
+    stream: StrictBool = False
 
 
 # --- Answers
@@ -163,8 +188,12 @@ class Usage(BaseModel):
 
 
 class EventShape(BaseModel):
-    """One insertion: put a new cell with this text at index `at` of the current list of cells."""
+    """One insertion: put a new cell with this text at index `at` of the current list of cells.
 
+    sample: the number of the text, if several were asked for; each has a list of cells of its own
+    """
+
+    sample: int
     order: int
     step: int
     at: int
@@ -181,11 +210,7 @@ class PieceShape(BaseModel):
     order: int | None
 
 
-class InfillAnswer(BaseModel):
-    id: str
-    object: Literal["infill"] = "infill"
-    created: int
-    model: str
+class FilledText(BaseModel):
     text: str
     fills: list[str]
     complete: bool
@@ -193,6 +218,19 @@ class InfillAnswer(BaseModel):
     note: str | None = Field(description="the same as a sentence, with what to do")
     pieces: list[PieceShape]
     events: list[EventShape] | None = None
+
+
+class _Head(BaseModel):
+    id: str
+    created: int
+    model: str
+
+
+class InfillAnswer(FilledText, _Head):
+    """Of several samples these are the fields of the first. The usage is that of all."""
+
+    object: Literal["infill"] = "infill"
+    samples: list[FilledText] | None = Field(description="all samples, if more than one was asked for")
     usage: Usage
 
 
@@ -251,6 +289,7 @@ class ModelShape(BaseModel):
     created: int = 0
     owned_by: str = "insertlm"
     task: Literal["text", "star"]
+    takes_hints: bool = Field(description="whether it has learnt what `words` of /v1/infill means")
 
 
 class ModelList(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -56,7 +57,7 @@ def is_ours(name: str) -> bool:
     return not is_hub_id(name) or has_file(name, "recipe.yaml")
 
 
-def read_weights(folder: Path, checkpoint: str | int = "last") -> tuple[dict[str, Tensor], int | None]:
+def read_weights(folder: Path, checkpoint: str | int = "last") -> tuple[Mapping[str, Tensor], int | None]:
     """Released weights, or the averaged ones of one of a run's checkpoints and its step. checkpoint: last, best or the
     number of its step"""
     released = folder / "model.safetensors"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import unicodedata
 from collections.abc import Sequence
 
+from insertlm.core.checks import shown
 from insertlm.core.errors import InsertlmError
 
-__all__ = ["cut_out", "decode_text", "is_control", "parse_blanks"]
+__all__ = ["check_characters", "cut_out", "decode_text", "is_control", "missing_blank", "parse_blanks"]
 
 # Underscores and the backslashes before them.
 _UNDERSCORES = re.compile(r"(?<!\\)(\\*)(_+)")
 _BLANK = 3  # underscores
 _EXPECTED = "expected text with ___ where something is missing"
+# What stands for a blank elsewhere, and is plain text here.
+_ELSEWHERE = re.compile(
+    r"\[(?:blank|mask|gap|infill)\]|<(?:blank|mask|gap|infill|fill_me)>|\{\{?\s*\}?\}", re.IGNORECASE
+)
+_TOO_SHORT = re.compile(r"(?<![\\_])__(?!_)")
 
 
 def parse_blanks(text: str) -> list[str]:
@@ -43,7 +50,7 @@ def cut_out(text: str, blanks: Sequence[tuple[int, int]]) -> list[str]:
     have no meaning here."""
     _check(text)
     pieces, end = list[str](), 0
-    for first, last in blanks:
+    for first, last in _ranges(blanks):
         if not end <= first <= last <= len(text) or (pieces and first == end):
             raise InsertlmError(
                 f"blanks: expected ranges of the {len(text)} characters, in order and apart, got {first} … {last} "
@@ -67,14 +74,36 @@ def is_control(character: str) -> bool:
     return unicodedata.category(character) == "Cc" and character not in "\t\n\r"
 
 
+def missing_blank(text: str) -> str:
+    """What to say about a text without a blank."""
+    if _TOO_SHORT.search(text):
+        hint = "; __ is one underscore short of a blank"
+    else:
+        found = _ELSEWHERE.search(text)
+        hint = f"; {found[0]} is plain text here" if found else ""
+    return f"the text has no blank; expected ___ where something is missing (or anywhere){hint}"
+
+
+def check_characters(text: str, name: str) -> None:
+    """Refuse characters that belong in no text. name: of the text, for the message"""
+    for place, character in enumerate(text):
+        if unicodedata.category(character) == "Cs":  # so Python passes on bytes of the command line that are not UTF-8
+            raise InsertlmError(f"{name} is not Unicode at character {place}; expected characters that UTF-8 can hold")
+        if is_control(character):
+            raise InsertlmError(
+                f"{name} has the control character U+{ord(character):04X} at character {place}; expected none but "
+                "tabs and line ends"
+            )
+
+
 def _check(text: str) -> None:
     if not text:
         raise InsertlmError(f"the text is empty; {_EXPECTED}")
-    for place, character in enumerate(text):
-        if unicodedata.category(character) == "Cs":  # so Python passes on bytes of the command line that are not UTF-8
-            raise InsertlmError(f"the text is not Unicode at character {place}; {_EXPECTED}")
-        if is_control(character):
-            raise InsertlmError(
-                f"the text has the control character U+{ord(character):04X} at character {place}; expected none but "
-                "tabs and line ends"
-            )
+    check_characters(text, "the text")
+
+
+def _ranges(blanks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    try:
+        return [(operator.index(first), operator.index(last)) for first, last in blanks]
+    except (TypeError, ValueError) as error:
+        raise InsertlmError(f"blanks: expected pairs of whole numbers, got {shown(blanks)}") from error

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from insertlm.core.errors import InsertlmError
 from insertlm.recipe import OptimConfig
+from insertlm.storage.weights import GROUP, bits_of, rounded
 
 __all__ = ["Ema", "Optimizer", "freeze", "orthogonal", "rate_factors"]
 
@@ -42,6 +43,10 @@ class Optimizer:
     step is a handful of kernels. The optimiser's weights are float32. Parameters named in `bf16` become bfloat16: the
     network multiplies a rounded copy, renewed at every step, and no product has to convert its weights first.
 
+    In the last steps, `optim.rounded`, the network sees matrices as a release in groups will store them, and their
+    gradient counts as that of the weights before rounding ("straight through"). So training, which still moves the
+    weights by less than a step of the grid, finds those that lose little when they are packed.
+
     hidden: names of matrices, and the rows of each matrix where one parameter holds several, stacked
     groups: of all parameters   learning: the groups that learn, which have gradients
     """
@@ -56,14 +61,16 @@ class Optimizer:
     ) -> None:
         hidden = hidden or {}
         factors = rate_factors([name for name, _ in module.named_parameters()], config.rates)
-        kinds: dict[tuple[type[_Group], bool, bool, float], dict[str, nn.Parameter]] = {}
+        kinds: dict[tuple[type[_Group], bool, bool, float, int], dict[str, nn.Parameter]] = {}
         for name, parameter in module.named_parameters():
-            rule = _Muon if config.matrices == "muon" and name in hidden else _AdamW
-            kind = (rule if parameter.requires_grad else _Frozen, name in bf16, parameter.dim() >= 2, factors[name])
+            rule: type[_Group] = _Muon if config.matrices == "muon" and name in hidden else _AdamW
+            rule = rule if parameter.requires_grad else _Frozen
+            bits = bits_of(name, parameter.shape) if config.rounded else 0
+            kind = rule, name in bf16, parameter.dim() >= 2, factors[name], bits
             kinds.setdefault(kind, {})[name] = parameter
         self.groups = [
-            rule(named, half, config.weight_decay if matrices else 0.0, factor)
-            for (rule, half, matrices, factor), named in kinds.items()
+            rule(named, half, config.weight_decay if matrices else 0.0, factor, bits)
+            for (rule, half, matrices, factor, bits), named in kinds.items()
         ]
         for group in self.groups:
             if isinstance(group, _Muon):
@@ -75,7 +82,7 @@ class Optimizer:
         self.config = config
         self.weights = [group.weights for group in self.groups]
         device = self.weights[0].device
-        self.steps, self._first = steps, -1
+        self.steps, self._first, self.rounding = steps, -1, False
         self._ahead = torch.zeros(_AHEAD, 3, device=device, dtype=self.weights[0].dtype)
         self._now = self._ahead[0].clone()
 
@@ -93,6 +100,11 @@ class Optimizer:
             self._first = first
             self._ahead.copy_(torch.tensor([self.config.scalars(first + i, self.steps) for i in range(_AHEAD)]))
         self._now.copy_(self._ahead[step - first])
+        # Before the step and outside of its captured graph: so it depends on the step alone, also in a run that goes on
+        # from a checkpoint, and nothing is captured anew when rounding begins.
+        before, self.rounding = self.rounding, step >= (1.0 - self.config.rounded) * self.steps
+        if before or self.rounding:
+            self.refresh()
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor] | None = None) -> None:
@@ -130,10 +142,9 @@ class Optimizer:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Let the network see weights that were written from outside."""
+        """Let the network see the weights as they are now, rounded if that has begun."""
         for group in self.groups:
-            if group.copy is not None:
-                group.copy.copy_(group.weights)
+            group.refresh(self.rounding)
 
     @contextmanager
     def replaced(self, values: Sequence[Tensor]) -> Iterator[None]:
@@ -157,16 +168,21 @@ class _Group(ABC):
     """Parameters of one kind and the rule they learn by. All tensors: [N], the parameters one after the other.
 
     remembers: names of what the rule keeps from step to step   factor: of the learning rate
-    copy: the weights in bfloat16, where the network multiplies those
+    bits: of an entry in a release in groups, where the network shall see it so; else 0
+    copy: the weights as the network sees them, in bfloat16 or rounded to few bits, where they are not the weights
     """
 
     remembers: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, parameters: dict[str, nn.Parameter], bf16: bool, decay: float, factor: float) -> None:
-        self.parameters, self.decay, self.factor = parameters, decay, factor
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], bf16: bool, decay: float, factor: float, bits: int = 0
+    ) -> None:
+        self.parameters, self.decay, self.factor, self.bits = parameters, decay, factor, bits
         self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
         self.moments = {name: torch.zeros_like(self.weights) for name in self.remembers}
-        self.copy = self.weights.bfloat16() if bf16 else None
+        self.copy = self.weights.to(torch.bfloat16 if bf16 else None, copy=True) if bf16 or bits else None
+        # Compiled it is one kernel.
+        self._round = torch.compile(_round) if bits and self.weights.is_cuda else _round
         # From here on the network reads its parameters out of the long tensor.
         live = self.split(self.weights if self.copy is None else self.copy)
         for name, parameter in parameters.items():
@@ -175,6 +191,15 @@ class _Group(ABC):
     @abstractmethod
     def step(self, gradient: Tensor, shrink: Tensor, now: Tensor, config: OptimConfig) -> None:
         """shrink: factor of the gradient   now: the `scalars` of the step"""
+
+    def refresh(self, rounding: bool) -> None:
+        """Renew the copy. rounding: whether to few bits"""
+        if self.copy is None:
+            return
+        if rounding and self.bits:
+            self._round(self.copy, self.weights, self.bits)
+        else:
+            self.copy.copy_(self.weights)
 
     def split(self, value: Tensor) -> dict[str, Tensor]:
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
@@ -196,8 +221,10 @@ class _Frozen(_Group):
 class _AdamW(_Group):
     remembers = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, parameters: dict[str, nn.Parameter], bf16: bool, decay: float, factor: float) -> None:
-        super().__init__(parameters, bf16, decay, factor)
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], bf16: bool, decay: float, factor: float, bits: int = 0
+    ) -> None:
+        super().__init__(parameters, bf16, decay, factor, bits)
         self._update = _update
         # Compiled it is one kernel. It takes a fifteenth of a step, so it is worth a search for its shape.
         if self.weights.is_cuda:
@@ -230,6 +257,11 @@ def _update(
     weights.mul_(1.0 - rate * decay).sub_(rate * change)
     if copy is not None:
         copy.copy_(weights)
+
+
+def _round(copy: Tensor, weights: Tensor, bits: int) -> None:
+    # Rows are whole groups, and so are the matrices one after the other.
+    copy.copy_(rounded(weights.view(-1, GROUP), bits).view(-1))
 
 
 class _Muon(_Group):

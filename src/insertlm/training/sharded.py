@@ -132,7 +132,8 @@ class _ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        named = self.named(self.weights)
+        super().refresh()
+        named = self.named([group.weights if group.copy is None else group.copy for group in self.groups])
         torch._foreach_copy_([self._live[name] for name in named], list(named.values()))
 
     def _norm(self, gradients: Sequence[Tensor]) -> Tensor:

@@ -1,11 +1,14 @@
 """Blanks: a few gaps in a text that is otherwise intact, as people leave them when they ask for infilling.
 
 Of every example one of three things is drawn:
-- **blanks**: one to four gaps. A gap is a run of whole units, which are words, clauses or sentences (one kind for all
+- **blanks**: one to six gaps. A gap is a run of whole units, which are words, clauses or sentences (one kind for all
   gaps of an example), so it begins and ends where a user's blank would. Its size is log-uniform: one unit is likeliest,
-  and a share of the text that is divided among the gaps is the most, so gaps are the shorter the more there are. Some
-  gaps are empty, so that a model learns that a blank may stay so. Between two gaps stands at least one unit.
-- **suffix**: all that follows some word is missing, so that a model learns to write on.
+  and a share of the text that is divided among the gaps is the most, so gaps are the shorter the more there are. Gaps
+  of words have no more than a long phrase: who leaves out more leaves out a clause or a sentence, rarely several. What
+  is written follows these lengths, so they are those of blanks that people leave, not evenly spread. Some gaps are
+  empty, so that a model learns that a blank may stay so. Between two gaps stands at least one unit.
+- **suffix**: all that follows some word is missing, so that a model learns to write on. That is not a blank at the end
+  of a text, which is a phrase or a sentence like any other blank, so it is marked.
 - **everything**: nothing is given, so that a model learns to write from nothing.
 
 What a unit is follows from the tokens alone (see text/units.py): the corpus need not know of blanks.
@@ -28,14 +31,16 @@ from insertlm.text.units import CLOSES, ENDS_CLAUSE, ENDS_SENTENCE, MARKS, START
 
 __all__ = ["MOST", "Blanks", "BlanksConfig", "cut", "unit_of"]
 
-MOST = 4  # blanks of a text
-_COUNTS = (0.40, 0.25, 0.20, 0.15)  # how often there are one, two, three and four of them
+MOST = 6  # blanks of a text
+_COUNTS = (0.36, 0.22, 0.16, 0.12, 0.08, 0.06)  # how often there are one, two, three … of them
+_PHRASE = 12  # the most words of a gap that is one of words
+_ALONE = 0.85  # of the gaps that are clauses or sentences, which are a single one
 _CLAUSES, _SENTENCES = 0.15, 0.25  # of the examples with blanks, in which units are these; else words
 _EMPTY = 0.05  # of the blanks, into which nothing goes
 _MARKS_STAY = 0.5  # of the blanks, behind which the punctuation marks stay: “She went to the ___.”
 
 # Streams of noise: what a draw is for. They are below those of the other corruptions.
-_KIND, _UNIT, _COUNT, _SIZE, _PLACE, _NOTHING, _CUT, _MARKS = range(-28, -20)
+_KIND, _UNIT, _COUNT, _SIZE, _PLACE, _NOTHING, _CUT, _MARKS, _LONE = range(-29, -20)
 
 
 class BlanksConfig(Section, frozen=True, kw_only=True):
@@ -56,11 +61,13 @@ class Blanks:
     """The gaps of a batch, from left to right. Unused ones come last and begin behind the text.
 
     count: [B], how many an example has   begin, end: [B, MOST], the first token of each, and the first behind it
+    onward: [B] bool, whether the text is to be written on: its only gap is no blank that somebody left at its end
     """
 
     count: Tensor
     begin: Tensor
     end: Tensor
+    onward: Tensor
 
     @property
     def used(self) -> Tensor:
@@ -122,13 +129,13 @@ def _cut(
     seed: int,
     example: Tensor,
     epoch: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """An operator of its own: torch 2.11's compiler fails on what it makes of the draws, and they are no hot spot."""
     noise = Noise(seed, example, epoch)
     kind = uniform(*noise, _KIND)
     from_nothing, writing_on = kind < everything, kind < everything + suffix
-    unit, units = _units(tokens, length, traits, writing_on, noise)
-    count, start, size = _gaps(units, share, noise)
+    unit, units, of_words = _units(tokens, length, traits, writing_on, noise)
+    count, start, size = _gaps(units, share, of_words, noise)
 
     # A suffix is one gap from some unit on, the text as a whole one from the first.
     first = torch.where(from_nothing, 0, 1 + ((hash32(*noise, _CUT) * (units - 1).clamp(min=0)) >> 32))
@@ -141,13 +148,14 @@ def _cut(
     real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
     before = torch.where(real, unit, torch.iinfo(torch.int64).max)[:, None]  # [B, 1, L]
     begin, end = ((before < edge[:, :, None]).sum(2) for edge in (start, start + size))
-    return count, begin, _without_marks(tokens, traits, begin, end, whole, noise)
+    return count, begin, _without_marks(tokens, traits, begin, end, whole, noise), writing_on & ~from_nothing
 
 
 @_cut.register_fake
-def _(tokens: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(tokens: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     count = tokens.new_empty(tokens.shape[0], dtype=torch.int64)
-    return count, count.new_empty(tokens.shape[0], MOST), count.new_empty(tokens.shape[0], MOST)
+    begin, end = (count.new_empty(tokens.shape[0], MOST) for _ in range(2))
+    return count, begin, end, count.new_empty(tokens.shape[0], dtype=torch.bool)
 
 
 def _without_marks(tokens: Tensor, traits: Tensor, begin: Tensor, end: Tensor, whole: Tensor, noise: Noise) -> Tensor:
@@ -162,19 +170,24 @@ def _without_marks(tokens: Tensor, traits: Tensor, begin: Tensor, end: Tensor, w
     return end
 
 
-def _units(tokens: Tensor, length: Tensor, traits: Tensor, writing_on: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-    """Of the kind that is drawn for each example: the unit of each token, [B, L], and how many there are, [B]."""
+def _units(
+    tokens: Tensor, length: Tensor, traits: Tensor, writing_on: Tensor, noise: Noise
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the kind that is drawn for each example: the unit of each token, [B, L], how many there are, and whether they
+    are words, [B]."""
     words, clauses, sentences = unit_of(tokens, length, traits)
     kind = uniform(*noise, _UNIT)[:, None]
     unit = torch.where(kind < _CLAUSES, clauses, torch.where(kind < _CLAUSES + _SENTENCES, sentences, words))
     last = (length - 1).clamp(min=0)[:, None]
     alone = unit.gather(1, last) == 0  # a text of one sentence still has words
-    unit = torch.where(alone | writing_on[:, None], words, unit)
-    return unit, torch.where(length > 0, unit.gather(1, last).squeeze(1) + 1, 0)
+    of_words = alone | writing_on[:, None] | (kind >= _CLAUSES + _SENTENCES)
+    unit = torch.where(of_words, words, unit)
+    units = torch.where(length > 0, unit.gather(1, last).squeeze(1) + 1, 0)
+    return unit, units, of_words.squeeze(1)
 
 
-def _gaps(units: Tensor, share: float, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-    """How many gaps, [B], and the first unit and the size of each, [B, MOST]. units: [B]"""
+def _gaps(units: Tensor, share: float, of_words: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    """How many gaps, [B], and the first unit and the size of each, [B, MOST]. units: [B]   of_words: [B] bool"""
     number = torch.arange(MOST, device=units.device)
     own = _each(noise)
     picked = uniform(*noise, _COUNT)
@@ -183,7 +196,9 @@ def _gaps(units: Tensor, share: float, noise: Noise) -> tuple[Tensor, Tensor, Te
         count = count + (picked >= share_of_fewer)
     count = torch.minimum(count, (units // 2).clamp(min=1))  # a unit between any two
     used = number < count[:, None]
-    most = (share * units[:, None] / count[:, None]).floor().clamp(min=1)
+    most = (share * units / count)[:, None].floor().clamp(min=1)
+    most = torch.where(of_words[:, None], most.clamp(max=_PHRASE), most)
+    most = torch.where(~of_words[:, None] & chance(_ALONE, *own, _LONE, number), 1.0, most)
     size = (uniform(*own, _SIZE, number) * (most + 1).log()).exp().floor().clamp(max=most).long()
     size = torch.where(used & ~chance(_EMPTY, *own, _NOTHING, number), size, 0)
     # What is left over is spread before, between and behind the gaps: sorted draws from as many places as there are.

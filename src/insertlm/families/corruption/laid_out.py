@@ -27,13 +27,15 @@ HINTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 4
 
 
 class Layout(NamedTuple):
-    """jump: positions that stay free behind a blank   blank, fill, end: ids   hints: the id of the first of HINTS"""
+    """jump: positions that stay free behind a blank   blank, fill, end: ids   hints: the id of the first of HINTS
+    onward: the id with which the rest of a text begins that is written on"""
 
     jump: int
     blank: int
     fill: int
     end: int
     hints: int
+    onward: int
 
     def opening(self, words: int | None) -> int:
         """The token with which the fill of a blank begins. words: about how many belong there; None: not known"""

@@ -8,7 +8,7 @@ const TASKS = { text: "text", graph: "star" }; // by panel
 const $ = (selector) => document.querySelector(selector);
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const names = tabs.map((tab) => tab.id.replace("tab-", ""));
-const chosen = {};
+const chosen = { text: null, graph: null };
 const waiting = new Map(); // what to do once there is a key, by the line in which it failed
 
 /** Runs an action; what fails is shown in the line, and a missing key is asked for. */
@@ -66,11 +66,16 @@ for (const [i, tab] of tabs.entries()) {
 
 function showModels(models) {
   for (const [panel, task] of Object.entries(TASKS)) {
-    const fitting = models.filter((model) => model.task === task).map((model) => model.id);
-    chosen[panel] = fitting[0] ?? null;
+    const fitting = models.filter((model) => model.task === task);
+    if (fitting.length) take(panel, fitting[0]);
     if (fitting.length > 1) $(`#panel-${panel} [data-model]`).replaceChildren(...modelChoice(panel, fitting));
     if (!fitting.length) $(`#panel-${panel} .problem`).textContent = `This server has no model of the task “${task}”.`;
   }
+}
+
+function take(panel, model) {
+  chosen[panel] = model.id;
+  if (panel === "text") offerFor(model);
 }
 
 function modelChoice(panel, fitting) {
@@ -78,8 +83,8 @@ function modelChoice(panel, fitting) {
   const select = document.createElement("select");
   label.textContent = "Model";
   label.htmlFor = select.id = `model-${panel}`;
-  select.append(...fitting.map((name) => new Option(name)));
-  select.addEventListener("change", () => (chosen[panel] = select.value));
+  select.append(...fitting.map((model) => new Option(model.id)));
+  select.addEventListener("change", () => take(panel, fitting[select.selectedIndex]));
   return [label, select];
 }
 
@@ -89,7 +94,7 @@ function chooseFirst() {
   if (!location.hash && able.length && !chosen[names[0]]) choose(able[0]);
 }
 
-text.setUp(() => chosen.text, guard);
+const offerFor = text.setUp(() => chosen.text, guard);
 const openGraph = graph.setUp(() => chosen.graph, guard);
 choose(names.find((name) => `#${name}` === location.hash) ?? names[0]);
 guard($("[role=tabpanel]:not([hidden]) > .problem"), async () => {

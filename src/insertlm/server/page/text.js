@@ -19,12 +19,18 @@ const $ = (selector) => document.querySelector(selector);
 const form = $("#text-form");
 const area = $("#text");
 const seed = $("#seed");
+const hints = $("#hints");
+const words = $("#words");
 const copyButton = $("#copy");
 const player = new Player($("#panel-text .result"), (trajectory) => (copyButton.disabled = !trajectory.cells.length));
 const run = new Run($("#panel-text"), $("#fill"), player);
 let last = { text: "", question: "" };
 
-/** model(): the chosen model's name   guard(line, action): runs it and shows in the line what fails */
+/**
+ * model(): the chosen model's name   guard(line, action): runs it and shows in the line what fails
+ *
+ * Returns what to call with a model of /v1/models when it is chosen.
+ */
 export function setUp(model, guard) {
   const fill = () => guard(run.problem, () => fillIn(model()));
   for (const [name, text] of Object.entries(EXAMPLES)) $(".examples").append(exampleButton(name, text));
@@ -43,10 +49,14 @@ export function setUp(model, guard) {
     if (form.reportValidity()) fill();
   });
   copyButton.addEventListener("click", () => copy(player.trajectory.text()));
+  return ({ takes_hints }) => {
+    hints.hidden = !takes_hints;
+    words.disabled = !takes_hints; // or it would keep the form from being sent
+  };
 }
 
 async function fillIn(model) {
-  const question = { model, text: area.value, ...sliderValues() };
+  const question = { model, text: area.value, ...sliderValues(), words: wordCounts() };
   const answer = await run.go("v1/infill", { ...question, seed: seed.valueAsNumber });
   if (!answer) return;
   run.status.textContent = verdict(answer, JSON.stringify(question));
@@ -64,6 +74,12 @@ function verdict(answer, question) {
 function sliderValues() {
   const sliders = [...form.querySelectorAll("[type=range]")];
   return Object.fromEntries(sliders.map((slider) => [slider.id, isOwn(slider) ? null : Number(slider.value)]));
+}
+
+/** About how many words belong into every blank, or a list with one for each, or null. */
+function wordCounts() {
+  const counts = words.value.split(",").map((count) => (count.trim() ? Number(count) : null));
+  return words.disabled || counts.every((count) => count === null) ? null : counts.length > 1 ? counts : counts[0];
 }
 
 /** The leftmost place of a slider leaves the choice to the model. */

@@ -126,6 +126,9 @@ function spell(mark, text) {
   const space = text.trim() ? text.match(/^\s*/)[0] : "";
   mark.element.firstChild.data = space;
   mark.chip.textContent = text.slice(space.length);
+  // A button needs a name, and a token may be nothing but a space or a line end.
+  if (text.trim()) mark.chip.removeAttribute("aria-label");
+  else mark.chip.setAttribute("aria-label", "blank space");
 }
 
 function colour(mark, tone, latest) {

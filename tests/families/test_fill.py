@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from dense_filler import WORDS, blanks_at, filler, noise_for, reference
 
-from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Noise, Rows
-from insertlm.families.corruption.blanks import MOST, Blanks
+from insertlm.families.corruption.blanks import MOST
 from insertlm.families.corruption.laid_out import HINTS, Laid, Layout, hint_of, lay_out
-from insertlm.families.fill import FillConfig, Filler
-from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
-from insertlm.inference.trajectory import Trajectory
-from insertlm.nn.spec import ModelConfig
+from insertlm.families.fill import FillConfig
 from insertlm.tasks.base import Examples
-from insertlm.text.tokenizers import WordTokenizer
 
 BOS, BLANK, FILL, END, HINT = 99, -1, -2, -9, 200
-WORDS = WordTokenizer((*"abcdefghij", ".", ","))
-MODEL = ModelConfig(layers=2, width=32, heads=2, hidden=64)
-
-
-def blanks_at(width: int, *gaps: tuple[int, int]) -> Blanks:
-    spare = [(width, width)] * (MOST - len(gaps))
-    begin, end = (torch.tensor([list(edge)]) for edge in zip(*gaps, *spare, strict=True))
-    return Blanks(torch.tensor([len(gaps)]), begin, end, torch.tensor([False]))
 
 
 def laid(
@@ -52,11 +36,6 @@ def laid(
     return lay_out(rows, blanks, nobody, layout, openings=torch.tensor([openings]), in_step=together)
 
 
-def filler(config: FillConfig | None = None, seed: int = 0) -> Filler:
-    torch.manual_seed(seed)
-    return (config or FillConfig()).build(MODEL, WORDS)
-
-
 def changed(config: FillConfig, **changes: float) -> FillConfig:
     return msgspec.structs.replace(config, **changes)
 
@@ -66,10 +45,6 @@ def examples(count: int = 24, longest: int = 17) -> Examples:
     length = draw.integers(1, longest + 1, count).astype(np.int32)
     target = draw.integers(0, len(WORDS.words), (count, longest), dtype=np.int32)
     return Examples(np.zeros((count, 0), np.int32), np.zeros(count, np.int32), target, length)
-
-
-def noise_for(count: int, epoch: int = 0) -> Noise:
-    return Noise(1, torch.arange(count), torch.full((count,), epoch))
 
 
 # --- Layout
@@ -178,38 +153,6 @@ def test_the_trainer_knows_how_many_rows_there_will_be() -> None:
 # --- Loss
 
 
-class _Dense:
-    """Every row's mask written out, in float64."""
-
-    def __init__(self, sees: Tensor) -> None:
-        self.sees = sees
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(~self.sees, -torch.inf).softmax(-1), v)
-
-
-def reference(model: Filler, x: Laid, *, writing: bool = False) -> Tensor:
-    """−log P of every prediction of one example, with nothing packed or cached. [P]
-
-    writing: special tokens but <eos> are not in play
-    """
-    fills = torch.isin(torch.arange(len(x.tokens)), x.rows)
-    row = torch.arange(len(x.tokens))
-    starts = (x.tokens >= WORDS.size) | (x.tokens == model.specials.stop)
-    age = row - torch.where(fills & starts, row, 0).cummax(0).values  # of a row in its fill
-    together = bool((x.order[fills & starts] == 1).all())
-    earlier = age[None] <= age[:, None] if together else row[None] <= row[:, None]
-    sees = ~fills[None] | (fills[:, None] & earlier)
-    hidden = model.backbone(x.tokens, x.positions, _Dense(sees))
-    logits = model.unembedding(hidden[x.rows])
-    if writing:
-        out = torch.ones(logits.shape[1], dtype=torch.bool)
-        out[[*WORDS.writable, WORDS.specials.eos]] = False
-        logits = logits.masked_fill(out, -torch.inf)
-    return F.cross_entropy(logits, x.words, reduction="none")
-
-
 def test_the_loss_is_the_mean_over_all_that_is_predicted() -> None:
     model, some = filler().double(), examples()
     rows, noise = model.rows(some), noise_for(len(some))
@@ -260,97 +203,3 @@ def test_given_rows_see_both_sides_and_no_fill() -> None:
     changed[x.rows[0] - 1] = (changed[x.rows[0] - 1] + 1) % 10  # the last given token, behind the blank
     after = model.hidden(Laid(**{**vars(x), "tokens": changed}), keys=None)
     assert not torch.isclose(before, after, atol=1e-6).all(1).any()
-
-
-# --- Writing
-
-
-def blanks_of(prompt: Prompt, written: Trajectory) -> Blanks:
-    """Where the gaps of a prompt are in the text that was written."""
-    order, edges = written.order, list[tuple[int, int]]()
-    given = [place for place, event in enumerate(order) if event < 0]
-    for gap in sorted(prompt.gaps):
-        begin = given[gap - 1] + 1 if gap else 0
-        end = given[gap] if gap < len(given) else len(order)
-        edges.append((begin, end))
-    return blanks_at(len(order), *edges)
-
-
-PROMPTS = [
-    Prompt([], 5, [0, 1, 2, 3], frozenset({2})),
-    Prompt([], 6, [4, 5], frozenset({0, 1, 2})),
-    Prompt([], 7),
-    Prompt([], 8, [3, 3, 1], frozenset({3}), {3: Bounds(2, 4)}),
-    Prompt([], 9, [3, 1, 1], frozenset({0, 3}), {0: Bounds(1, 2), 3: Bounds(0, 0)}),
-]
-SAMPLED = DecodeConfig(temperature=1.0, max_steps=40)
-
-
-@pytest.mark.parametrize("settings", [SAMPLED, DecodeConfig(temperature=0.4, top_p=0.9, max_steps=80)])
-def test_what_is_written_has_the_probability_that_learning_gives_it(settings: DecodeConfig) -> None:
-    """The cache is exact: every token's probability is that of one pass over the finished row."""
-    model = filler(seed=4).eval()
-    written = model.decode(PROMPTS, settings)
-    assert all(text.complete for text in written)
-    assert any(len(text.events) > 3 for text in written)
-    for prompt, text in zip(PROMPTS, written, strict=True):
-        ids = torch.tensor([text.ids], dtype=torch.int64).view(1, -1)
-        rows = Rows(torch.tensor([[model.specials.bos]]), torch.tensor([1]), ids, torch.tensor([ids.shape[1]]))
-        x = lay_out(rows, blanks_of(prompt, text), noise_for(1), model.layout)
-        expected = -reference(model, x, writing=True)[x.words != model.specials.eos]
-        order = sorted(text.events, key=lambda event: (event.step, event.rank))
-        found = torch.tensor([event.log_probability for event in order])
-        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
-
-
-def test_a_text_is_that_of_a_lone_request() -> None:
-    model = filler(seed=4).eval()
-    together = model.decode(PROMPTS, SAMPLED)
-    alone = [model.decode([prompt], SAMPLED)[0] for prompt in PROMPTS]
-    assert [text.ids for text in together] == [text.ids for text in alone]
-
-
-def test_bounds_are_kept_and_given_tokens_stay() -> None:
-    model = filler(seed=4).eval()
-    for seed in range(30):
-        prompt = replace(PROMPTS[3], seed=seed)
-        [text] = model.decode([prompt], SAMPLED)
-        assert 2 <= len(text.events) <= 4
-        assert text.ids[:3] == prompt.start
-
-
-def test_ends_are_drawn_as_often_as_they_are_likely() -> None:
-    """Whatever the temperature of words is."""
-    model = filler(seed=4).eval()
-    prompts = [Prompt([], seed, [0, 1], frozenset({1})) for seed in range(600)]
-    for temperature in (1.0, 0.3):
-        written = model.decode(prompts, msgspec.structs.replace(SAMPLED, temperature=temperature, max_steps=200))
-        rows = Rows(torch.tensor([[model.specials.bos]]), torch.tensor([1]), torch.tensor([[0, 1]]), torch.tensor([2]))
-        end = (
-            (-reference(model, lay_out(rows, blanks_at(2, (1, 1)), noise_for(1), model.layout), writing=True)[0])
-            .exp()
-            .item()
-        )
-        empty = sum(not text.events for text in written) / len(written)
-        assert empty == pytest.approx(end, abs=3.5 * math.sqrt(end * (1 - end) / len(written)))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        (Prompt([], 0, [0, 1, 2, 3, 4, 5]), "a filler has learnt texts with up to 6 blanks; got 7"),
-        (Prompt([], 0, [0], frozenset({1}), required=((2,),)), "kept from writing single tokens; a word is required"),
-        (Prompt([], 0, [0], frozenset({1}), banned=((2, 3),)), "kept from writing single tokens"),
-    ],
-    ids=["too many blanks", "a required word", "a banned word of two tokens"],
-)
-def test_what_it_cannot_do_is_refused(prompt: Prompt, message: str) -> None:
-    with pytest.raises(InsertlmError, match=message):
-        filler().decode([prompt], SAMPLED)
-
-
-def test_a_banned_word_is_never_written() -> None:
-    model = filler(seed=4).eval()
-    banned = [replace(prompt, banned=((9,), (0,))) for prompt in PROMPTS]
-    for text in model.decode(banned, SAMPLED):
-        assert not {0, 9} & {event.token for event in text.events}

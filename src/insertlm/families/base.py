@@ -136,7 +136,7 @@ class Family(nn.Module, ABC):
 
     layer: ClassVar[type[Block]] = Block  # the backbone is a stack of these
     framing: ClassVar[int] = 2  # special tokens of a row
-    abilities: ClassVar[Abilities]  # what it can do when it writes
+    abilities: Abilities  # what it can do when it writes
     writable: Tensor  # [W] ids it may write
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer, extra: int = 0) -> None:
@@ -183,6 +183,7 @@ class Family(nn.Module, ABC):
         check(prompts, longest, self.vocabulary, self.framing)
         self.abilities.check(settings)
         self._check_rules([prompt for prompt in prompts if prompt.constrained], longest)
+        self._check_hints([prompt for prompt in prompts if prompt.words])
         return longest
 
     def _check_rules(self, prompts: Sequence[Prompt], longest: int) -> None:
@@ -199,6 +200,16 @@ class Family(nn.Module, ABC):
         if length > longest:
             raise InsertlmError(f"the text has {length:,} tokens, its prompt included; the model takes {longest:,}")
         check([Prompt(prefix, start=text)], self.model.max_length, self.vocabulary, self.framing)
+
+    def _check_hints(self, prompts: Sequence[Prompt]) -> None:
+        if prompts and not self.abilities.takes_hints:
+            raise InsertlmError("this model has not learnt hints of how many words a gap holds; expected none")
+        for prompt in prompts:
+            for gap, words in prompt.words.items():
+                if gap not in prompt.gaps:
+                    raise InsertlmError(f"a prompt has a hint for gap {gap}, which is not open")
+                if words < 0:
+                    raise InsertlmError(f"a prompt has a hint of {words} words for gap {gap}; expected 0 or more")
 
     def score(self, prefix: Sequence[int], text: Sequence[int], batch_size: int = 64) -> Score:
         """How likely each decision is that leads to this text. batch_size: of its n + 1 variants, how many are computed

@@ -32,9 +32,10 @@ ends when that probability reaches `decode.stop_threshold`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import chance
@@ -46,7 +47,7 @@ from insertlm.families.corruption.laid_out import HINTS, Laid, Layout, hint_of, 
 from insertlm.families.filling import FillWriter
 from insertlm.families.sequential import Sequential, examples_of
 from insertlm.inference.score import Completion
-from insertlm.inference.settings import DecodeConfig, Prompt
+from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.writer import Writer
 from insertlm.nn.attention import PackedAttention
 from insertlm.nn.fused import whole_blocks
@@ -82,17 +83,21 @@ class FillConfig(FamilyConfig, frozen=True, kw_only=True, tag="fill"):
 
 class Filler(Sequential):
     framing = 1 + 2 * MOST
-    abilities = Abilities(stop_threshold=True, supports_constraints=True, takes_hints=True, left_to_right=True)
+    abilities = Abilities(
+        parallel=True, stop_threshold=True, supports_constraints=True, takes_hints=True, left_to_right=True
+    )
     traits: Tensor
 
     def __init__(self, config: FillConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer, extra=len(HINTS) + 1)
         special = self.specials
         self.config = config
+        self.abilities = replace(self.abilities, takes_hints=config.hints > 0.0, parallel=config.in_step > 0.0)
         hints, onward = tokenizer.size, tokenizer.size + len(HINTS)
         self.layout = Layout(config.jump, special.mask, special.stop, special.eos, hints, onward)
         self.blanks = BlanksConfig(suffix=config.suffix, everything=config.everything, share=config.share)
         self.unembedding = self.backbone.unembedding()
+        self._rounded: Tensor | None = None
         self.register_buffer("traits", torch.from_numpy(token_traits(tokenizer)), persistent=False)
 
     # --- Learning
@@ -175,17 +180,40 @@ class Filler(Sequential):
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
         longest = super().check(prompts, settings)
+        if settings.parallel > 1:
+            raise InsertlmError(
+                f"decode.parallel: a filler writes a token a step (1), or one in every open blank (0); got "
+                f"{settings.parallel}"
+            )
         for prompt in prompts:
-            if len(prompt.gaps) > MOST:
-                raise InsertlmError(f"a filler has learnt texts with up to {MOST} blanks; got {len(prompt.gaps)}")
-            if prompt.required or any(len(run) > 1 for run in prompt.banned):
+            count = len(prompt.gaps)
+            if count > MOST:
+                raise InsertlmError(f"a filler has learnt texts with up to {MOST} blanks; got {count}")
+            # Positions jump behind every blank, and those of a fill count on from its own.
+            used = len(prompt.prefix) + len(prompt.start) + 1 + count * (1 + self.layout.jump)
+            least = [prompt.bounds.get(gap, Bounds()).least for gap in sorted(prompt.gaps)]
+            needed = max(used, used + least[-1] - self.layout.jump) if least else used
+            if needed > self.model.max_length:
                 raise InsertlmError(
-                    "a filler can only be kept from writing single tokens; a word is required, or one of several"
+                    f"a prompt of {len(prompt.prefix) + len(prompt.start):,} tokens with {count} blanks needs "
+                    f"{needed:,} positions; the model has {self.model.max_length:,}"
                 )
         return longest
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
-        return FillWriter(self, self.unembedding, self.layout, prompts, settings, longest)
+        return FillWriter(self, self._vectors(), self.layout, prompts, settings, longest)
+
+    def _vectors(self) -> Tensor:
+        """The unembedding for writing, in the precision of the blocks. A copy in another one is kept."""
+        weight: Tensor = self.unembedding.weight
+        precision = next(
+            module.weight.dtype for module in self.backbone.blocks.modules() if isinstance(module, nn.Linear)
+        )
+        if weight.dtype == precision:
+            return weight
+        if self._rounded is None or self._rounded.device != weight.device:
+            self._rounded = weight.to(precision)
+        return self._rounded
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:

@@ -1,261 +1,350 @@
-"""A filler at work: how its blanks are written, and how they end.
+"""A filler at work: how its blanks are written. What a row is and sees: fill.py.
 
-What a row is and sees: fill.py. Given rows are computed once, and from then on one row for every token.
+- What is given is computed once, together with the first row of each blank at work: its opening token.
+- From then on, a step reads from the last row of every blank at work what comes next there, a token or the end, and
+  then computes one more row for each: of that token or, where a blank has ended, the opening of the next one. In step,
+  these rows see each other. No row is computed twice, and so rows that were cut back leave the cache.
+- The end is decided apart from the words: drawn with the probability that the model gives it, or by a threshold at
+  temperature 0. What limits do, and how a blank ends by them, is in fills.py.
+- A few texts have banned or required runs of several tokens. They are written one blank after the other, and asked what
+  they allow before a token is chosen: fill_rules.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from insertlm.core.noise import uniform
-from insertlm.core.packing import Packing, Segments
+from insertlm.core.packing import Packing
 from insertlm.families.base import Family
+from insertlm.families.corruption.blanks import MOST
 from insertlm.families.corruption.laid_out import Layout
+from insertlm.families.fill_rules import FillRules
+from insertlm.families.fills import TAIL, Fills, Ruling
 from insertlm.inference.sampling import draws
-from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
+from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import BatchWriter, Step
 from insertlm.nn.attention import Attention, CachedAttention, PackedAttention, PrefixCache
 
 __all__ = ["FillWriter"]
 
 _TOKEN, _END = 0, 1  # streams of noise in decoding
-_ENDLESS = 1 << 40  # the most tokens of a blank without a limit
-
-_HELD = (
-    "limit",
-    "most_tokens",
-    "gaps",
-    "count",
-    "least",
-    "most",
-    "at",
-    "gap",
-    "size",
-    "written",
-    "used",
-    "hidden",
-    "barred",
-    "headed",
-    "headless",
-    "token",
-    "ended",
-    "kept_tokens",
-    "kept_scores",
-    "kept_ends",
-    "cut",
-)
+_PATIENCE = 4  # steps: a few useless rows cost less than waiting for the GPU after every step
 
 
 class FillWriter(BatchWriter):
-    """One blank after the other, from left to right.
+    """A batch of texts. Of each are kept, besides its blanks (`fills`):
 
-    Of each text, [B]: limit, the most rows it may have   used: rows so far   most_tokens: of all blanks
-    written: tokens so far
-    count: its blanks   gap: the one at work, from 0   size: tokens in it so far   hidden: [B, d], of the last row
-    Of each blank, [B, G]: gaps, its rank in the given text   at: its position   least, most: its bounds
-    barred: [B, W] bool, words that are never in play   headed: [B, G] bool   headless: [B, W], no heads
-    token: [B], what comes next   ended: [B] bool, whether the blank at work ends instead
-    A blank that has a most is shown when it is done, for it may be cut back. Until then, [B, K]:
-    kept_tokens, kept_scores: what was written there   kept_ends: how likely its end was before each, and now
-    cut: [B], how many of these stay, once it has ended
+    rules: of those with runs, else None   play: what may be written
+    rows: [B, MOST] bool, the blanks at work, of which there is a row   hidden: [B, MOST, d], this row
+
+    vectors: [V, d], of all ids   tight: the first step in which tokens may be held, while nobody joins
     """
+
+    mixes = True
 
     def __init__(
         self,
         family: Family,
-        unembedding: nn.Linear,
+        vectors: Tensor,
         layout: Layout,
         prompts: Sequence[Prompt],
         settings: DecodeConfig,
         longest: int,
     ) -> None:
         super().__init__(prompts, settings, family.device)
-        self.family, self.layout, device = family, layout, family.device
-        self.words = family.writable
-        self.vectors = unembedding.weight[torch.cat([self.words, self.words.new_tensor([family.specials.eos])])]
-        places = [sorted(prompt.gaps) for prompt in prompts]
-        width = max(map(len, places))
-        bounds = [
-            [prompt.bounds.get(gap, Bounds()) for gap in gaps] for prompt, gaps in zip(prompts, places, strict=True)
-        ]
-        self.count = torch.tensor([len(gaps) for gaps in places], device=device)
-        self.gaps = _padded(places, width, device)
-        self.least = _padded([[bound.least for bound in each] for each in bounds], width, device)
-        self.most = _padded([[_ENDLESS if b.most is None else b.most for b in each] for each in bounds], width, device)
-        self.headed = _padded(
-            [[gap in prompt.headed for gap in gaps] for prompt, gaps in zip(prompts, places, strict=True)],
-            width,
-            device,
-        ).bool()
-        self.barred = torch.stack([self._among_words([run[0] for run in prompt.banned]) for prompt in prompts])
-        self.headless = torch.stack([~self._among_words(prompt.heads) for prompt in prompts])
-        number = torch.arange(width, device=device)
-        before = torch.tensor([len(prompt.prefix) + 1 for prompt in prompts], device=device)
-        self.at = before[:, None] + self.gaps + number * (1 + layout.jump)
-        self.gap, self.size, self.written, self.cut = (torch.zeros_like(self.count) for _ in range(4))
-        self.token, self.ended = torch.zeros_like(self.count), torch.zeros_like(self.count, dtype=torch.bool)
-        rows = [self._given(prompt, gaps) for prompt, gaps in zip(prompts, places, strict=True)]
-        lengths = np.array([len(tokens) for tokens, _ in rows])
-        self.used = torch.from_numpy(lengths).to(device)
-        self.limit = torch.full_like(self.used, longest)
-        self.most_tokens = torch.full_like(self.used, settings.max_tokens or _ENDLESS)
-        left = int((longest - lengths).clip(max=settings.max_steps + width + 1).max())
-        bounded = [b.most for each in bounds for b in each if b.most is not None]
-        room = max(bounded, default=0)
-        self.kept_tokens = torch.zeros(len(prompts), room, dtype=torch.int64, device=device)
-        self.kept_scores = torch.zeros(len(prompts), room, device=device)
-        self.kept_ends = torch.zeros(len(prompts), room + 1, device=device)
-        self.cache = self._read(rows, lengths, left)
-        self.hidden = self._append(torch.full_like(self.used, family.specials.stop), self._position())
+        self.family, self.vectors, self.layout, self.end = family, vectors, layout, layout.end
+        self.rules = [FillRules(prompt) if FillRules.apply_to(prompt) else None for prompt in prompts]
+        self.play = _Play([*map(_Play.of, prompts)], family.writable, len(vectors))
+        together = settings.parallel == 0
+        self.fills = Fills.of(
+            prompts,
+            settings,
+            layout,
+            [longest - family.framing - len(prompt.prefix) - len(prompt.start) for prompt in prompts],
+            family.model.max_length,
+            family.abilities.takes_hints,
+            [together and rules is None for rules in self.rules],
+            family.device,
+        )
+        waits = together or family.device.type != "cuda" or any(self.rules)
+        self.patience = 1 if waits else _PATIENCE
+        shortest = torch.minimum(self.fills.left.min(), self.fills.most.min()) - self.fills.least.sum(1).max()
+        self.tight = int(shortest) - MOST - TAIL
+        self.rows = self._at_work()
+        self.hidden, self.cache = self._read(prompts)
+
+    # --- A step
 
     def step(self, number: int) -> Step:
-        """The next token of every text, the end of the blank at work, or of the text."""
-        own = self.own(number)
-        logits = self.hidden @ self.vectors.T
-        scores = logits.log_softmax(-1)
-        end = scores[:, -1].exp()
-        gap = self.gap.clamp(max=self.gaps.shape[1] - 1)[:, None]
-        least, most, headed = (part.gather(1, gap).squeeze(1) for part in (self.least, self.most, self.headed))
-        out = self.barred | (self.headless & (headed & (self.size == 0))[:, None])
-        self.token = self.choose(logits[:, :-1].masked_fill(out, -torch.inf), draws(_TOKEN, self.seed, own))
-        drawn = uniform(_END, self.seed, own) < end
-        over_threshold = end >= self.settings.stop_threshold
-        ends = over_threshold if self.settings.temperature == 0.0 else drawn
-        self.ended = ends & (self.size >= least) | (self.size >= most)
-        over = self.gap >= self.count
-        spent = self.written >= self.most_tokens
-        self.ended = self.ended | (spent & (most < _ENDLESS))  # what is kept back is shown all the same
-        full = (self.used + (self.count - self.gap) > self.limit) | (spent & ((most == _ENDLESS) | (self.size == 0)))
-        last = self.gap >= self.count - 1
-        score = scores.gather(1, self.token[:, None]).squeeze(1)
-        complete = over | (self.ended & last & (most == _ENDLESS))
-        stop = torch.where(last, end, torch.nan)
-        place = self.gaps.gather(1, gap).squeeze(1) + self.written
-        if not self.kept_tokens.shape[1]:
-            shown = torch.where(self.ended, -1, place)
-            return Step(
-                complete, full & ~complete, stop, shown[:, None], self.words[self.token][:, None], score[:, None]
-            )
-        return self._bounded(complete, full, stop, place, score, end, least, most)
+        """The next token of every blank at work, or its end."""
+        own, fills = self.own(number), self.fills
+        if self._idle():
+            return self._judged(*(part.new_empty(len(part), 0) for part in (fills.gap, fills.gap, fills.chance)))
+        cells = self._packing(self.rows).pack(_cells(self.rows))  # [R]
+        text, blank = cells // MOST, cells % MOST
+        hidden = self.hidden.flatten(0, 1)[cells]
+        logits, end_logit = self._logits(hidden)
+        mass = logits.logsumexp(-1)
+        end = (end_logit - mass).exp()
+        ends = self._ends(end, text, blank, own)
+        first = fills.headed & (fills.size == 0)
+        choices = logits + self.play.bias(text, first.flatten()[cells])
+        ruling = self._rule(cells, ends, logits, choices, own)
+        texts = None if self.mixed is None else text.tolist()
+        turn = (own if isinstance(own, int) else own[text]) * MOST + blank
+        token = self.choose(choices, draws(_TOKEN, self.seed[text], turn), texts)
+        token = torch.where(fills.replays.flatten()[cells], fills.scripted.flatten()[cells], token)
+        score = logits.gather(1, token[:, None]).squeeze(1) - mass
 
-    def _bounded(
-        self,
-        complete: Tensor,
-        full: Tensor,
-        stop: Tensor,
-        place: Tensor,
-        score: Tensor,
-        end: Tensor,
-        least: Tensor,
-        most: Tensor,
-    ) -> Step:
-        """As `step`, where some blank has a most: it is shown when it is done, cut back to its likeliest end."""
-        column = torch.arange(self.kept_ends.shape[1], device=end.device)
-        here = column == self.size[:, None]
-        held = (most < _ENDLESS) & (self.gap < self.count)
-        self.kept_ends = torch.where(here & held[:, None], end[:, None], self.kept_ends)
-        may_end = (column >= least[:, None]) & (column <= self.size[:, None])
-        best = self.kept_ends.masked_fill(~may_end, -1.0).argmax(1)
-        at_most = (self.size >= most) | (self.written >= self.most_tokens)
-        self.cut = torch.where(held & self.ended & at_most, best, self.size)
-        keep = here[:, :-1] & (held & ~self.ended)[:, None]
-        self.kept_tokens = torch.where(keep, self.words[self.token][:, None], self.kept_tokens)
-        self.kept_scores = torch.where(keep, score[:, None], self.kept_scores)
-        several = column[:-1] < (self.cut * (held & self.ended))[:, None]
-        first = torch.where(held | self.ended, -1, place)
-        places = torch.where(
-            several,
-            self.gaps.gather(1, self.gap.clamp(max=self.gaps.shape[1] - 1)[:, None])
-            + (self.written - self.size)[:, None]
-            + column[:-1],
-            -1,
-        )
-        return Step(
-            complete,
-            full & ~complete,
-            stop,
-            torch.cat([first[:, None], places], 1),
-            torch.cat([self.words[self.token][:, None], self.kept_tokens], 1),
-            torch.cat([score[:, None], self.kept_scores], 1),
-        )
+        def dense(values: Tensor) -> Tensor:
+            return values.new_zeros(self.rows.numel()).index_copy(0, cells, values).view_as(self.rows)
+
+        token, score, end, ends = map(dense, (token, score, end, ends))
+        place, tokens, scores = fills.take(token, score, end, ends, own, ruling)
+        for row, rules in enumerate(self.rules):
+            if rules is not None:
+                rules.note(fills.size[row].tolist(), fills.latest[row].tolist())
+        if self.patience == 1:
+            shown = (place >= 0).any(0).nonzero().squeeze(1)
+            place, tokens, scores = (part.index_select(1, shown) for part in (place, tokens, scores))
+        elif number < self.tight:
+            place, tokens, scores = (part[:, :MOST] for part in (place, tokens, scores))
+        return self._judged(place, tokens, scores)
 
     def write(self, step: Step) -> Tensor:
-        """Append the token, or the beginning of the next blank, and compute its row."""
-        if self.kept_tokens.shape[1]:
-            gone = torch.where(self.ended, self.size - self.cut, 0)
-            self.size, self.written, self.used = self.size - gone, self.written - gone, self.used - gone
-            self.cache = replace(self.cache, length=self.cache.length - gone.int())
-        self.gap = self.gap + self.ended
-        self.size = torch.where(self.ended, 0, self.size + 1)
-        self.written = self.written + ~self.ended
-        fed = torch.where(self.ended, self.family.specials.stop, self.words[self.token])
-        self.hidden = self._append(fed, self._position())
+        """Let go of what was cut back, and compute the rows of what is new."""
+        if not self._idle():
+            self._forget()
+            self._append()
         return step.place
+
+    def _judged(self, place: Tensor, token: Tensor, score: Tensor) -> Step:
+        fills = self.fills
+        over, limited = fills.over & (place < 0).all(1), fills.limited > 0
+        return Step(over & ~limited, over & limited, fills.chance.prod(1), place, token, score, fills.limited)
+
+    def _idle(self) -> bool:
+        """Whether all is written, if the host may ask."""
+        return self.patience == 1 and bool(self.fills.over.all())
+
+    def _ends(self, end: Tensor, text: Tensor, blank: Tensor, own: Tensor | int) -> Tensor:
+        """Whether the model ends each blank at work, [R] bool. end: [R], the chance of it"""
+        threshold = self.threshold(end)
+        likely = end >= (threshold if isinstance(threshold, float) else threshold[text])
+        turn = (own if isinstance(own, int) else own[text]) * MOST + blank
+        drawn = uniform(_END, self.seed[text], turn) < end
+        if self.mixed is None:
+            return likely if self.settings.temperature == 0.0 else drawn
+        greedy = torch.tensor([settings.temperature == 0.0 for settings in self.mixed], device=end.device)
+        return torch.where(greedy[text], likely, drawn)
+
+    def _logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Of all ids, −inf where they are not in play, and of the end. [R, V], [R]. hidden: [R, d]"""
+        logits = F.linear(hidden.to(self.vectors.dtype), self.vectors).float() + self.play.everything
+        # In bfloat16 a logit has three digits. Of words these are enough, but ends decide how long fills are.
+        logits[:, self.end] = hidden.float() @ self.vectors[self.end].float()
+        return logits, logits[:, self.end]
+
+    def _rule(self, cells: Tensor, ends: Tensor, logits: Tensor, choices: Tensor, own: Tensor | int) -> Ruling | None:
+        """What rules forbid. They also change the choices, [R, V]."""
+        if not any(self.rules):
+            return None
+        fills, room = self.fills, self.fills.room(own)
+        penalty = torch.zeros(self.rows.shape, device=ends.device)
+        blocked = torch.zeros_like(self.rows)
+        live, enough = fills.live.flatten()[cells], (fills.size >= fills.least).flatten()[cells]
+        rows = zip(
+            cells.tolist(), (ends & enough).tolist(), (live & ~fills.replays.flatten()[cells]).tolist(), strict=True
+        )
+        for row, (cell, wants, asked) in enumerate(rows):
+            text, blank = divmod(cell, MOST)
+            rules = self.rules[text]
+            if rules is None or not asked:
+                continue
+            rooms = room.blank[text, : len(rules.fills)].tolist()
+            verdict = rules.judge(blank, wants, rooms, int(room.spare[text]))
+            if verdict.only is not None:
+                choices[row] = -torch.inf
+                choices[row, [*verdict.only]] = logits[row, [*verdict.only]]
+            if verdict.never:
+                choices[row, [*verdict.never]] = -torch.inf
+            penalty[text, blank] = verdict.penalty
+            blocked[text, blank] = choices[row].max() == -torch.inf
+        return Ruling(penalty, blocked)
+
+    # --- Joining
+
+    def stay_open(self) -> None:
+        self.patience = 1
+
+    def join(self, other: Self, number: int) -> None:
+        super().join(other, number)
+        # The caches count on from their longest texts, which may have left; what counts is who is here now.
+        mine, theirs = _measured(self.cache), _measured(other.cache)
+        self.fills, self.play = self.fills.join(other.fills), self.play.join(other.play)
+        self.rules += other.rules
+        self.rows, self.hidden = torch.cat([self.rows, other.rows]), torch.cat([self.hidden, other.hidden])
+        left = torch.cat([mine.length, theirs.length]) + self.fills.left
+        self.cache = mine.join(theirs, max(0, int(left.max()) - max(mine.longest, theirs.longest)))
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
-        for name in _HELD:
-            setattr(self, name, getattr(self, name).index_select(0, rows))
-        self.cache = self.cache.select(rows)
+        here = rows.tolist()
+        self.rules = [self.rules[row] for row in here]
+        self.fills, self.play = self.fills.select(rows), self.play.select(here)
+        self.rows, self.hidden = self.rows.index_select(0, rows), self.hidden.index_select(0, rows)
+        self.cache = _measured(self.cache.select(rows))
 
-    @property
-    def kind(self) -> None:
-        """Texts do not join yet."""
-        return None
+    # --- Computing
 
-    def _among_words(self, ids: Collection[int]) -> Tensor:
-        """[W] bool"""
-        return torch.isin(self.words, torch.tensor([*ids], dtype=torch.int64, device=self.words.device))
+    def _at_work(self) -> Tensor:
+        """The blanks that get a row now, [B, MOST] bool."""
+        live = self.fills.live
+        if self.settings.parallel == 0:
+            return live
+        # One after the other, every text has one row, so that the host need not ask how many there are. That of a text
+        # that is over stays for nobody to see.
+        first = torch.arange(MOST, device=live.device) == 0
+        return live | (self.fills.over[:, None] & first)
 
-    def _given(self, prompt: Prompt, gaps: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _packing(self, rows: Tensor) -> Packing:
+        return Packing(rows, counts=None if self.settings.parallel == 0 else np.ones(len(rows), np.int64))
+
+    def _read(self, prompts: Sequence[Prompt]) -> tuple[Tensor, PrefixCache]:
+        """Compute what is given, and the openings of the blanks at work. Returns their hidden rows and the cache."""
+        device = self.family.device
+        given = [self._given(prompt) for prompt in prompts]
+        lengths = np.array([len(tokens) for tokens, _ in given])
+        opens = self.rows.sum(1).cpu().numpy()
+        tokens, positions = self.fills.fed
+        whole = [torch.zeros(len(given), int(lengths.max()) + MOST, dtype=torch.int64) for _ in range(2)]
+        for row, parts in enumerate(given):
+            for matrix, part in zip(whole, parts, strict=True):
+                matrix[row, : len(part)] = torch.tensor(part)
+        length = torch.from_numpy(lengths).to(device)[:, None]
+        column = torch.arange(whole[0].shape[1], device=device)
+        # Openings follow what is given, in the last columns.
+        in_front = column[:-MOST] < length
+        keep = torch.cat([in_front, self.rows], 1)
+        packing = Packing(keep, counts=lengths + opens)
+        order = packing.pack(torch.cat([torch.zeros_like(in_front), self.rows], 1).long()).int()
+        record: list[tuple[Tensor, Tensor]] = []
+        attention = PackedAttention(packing.segments, order=order, record=record)
+        ids, places = (
+            packing.pack(torch.cat([matrix.to(device)[:, :-MOST], new], 1))
+            for matrix, new in zip(whole, (tokens, positions), strict=True)
+        )
+        hidden = self._run(ids, places, attention, packing.where[:, -MOST:].flatten().clamp(min=0))
+        self.fills.computed(self.rows, packing.where[:, -MOST:] - packing.starts[:, None])
+        room = int(self.fills.left.max()) + 1
+        return hidden.view(len(prompts), MOST, -1), PrefixCache.of(record, packing.segments, room)
+
+    def _given(self, prompt: Prompt) -> tuple[list[int], list[int]]:
         """The given row with its blanks, and the positions of its tokens."""
         special, jump = self.family.specials, self.layout.jump
         tokens, positions = [*prompt.prefix, special.bos], [*range(len(prompt.prefix) + 1)]
         for gap, token in enumerate([*prompt.start, None]):
-            if gap in gaps:
+            if gap in prompt.gaps:
                 tokens.append(special.mask)
                 positions.append(positions[-1] + 1)
             if token is not None:
                 tokens.append(token)
-                positions.append(positions[-1] + 1 + jump * (gap in gaps))
+                positions.append(positions[-1] + 1 + jump * (gap in prompt.gaps))
         return tokens, positions
 
-    def _position(self) -> Tensor:
-        gap = self.gap.clamp(max=self.at.shape[1] - 1)[:, None]
-        return self.at.gather(1, gap).squeeze(1) + self.size
+    def _forget(self) -> None:
+        """Let the rows that were cut back leave the cache."""
+        stale = self.fills.stale
+        if self.settings.parallel != 0:  # they are the last ones
+            self.cache = replace(self.cache, length=self.cache.length - stale.sum((1, 2)).int())
+        elif stale.any():
+            cells = torch.where(stale, self.fills.cells, self.cache.cells)  # of others, one that does not exist
+            gone = torch.zeros(len(stale), self.cache.cells + 1, dtype=torch.bool, device=stale.device)
+            gone = gone.scatter(1, cells.flatten(1), True)[:, :-1]
+            self.cache = self.cache.without(gone)
+            moved = self.fills.cells - gone.cumsum(1).gather(1, self.fills.cells.flatten(1)).view_as(stale)
+            self.fills = replace(self.fills, cells=moved.clamp(min=0))
 
-    def _read(self, rows: Sequence[tuple[list[int], list[int]]], lengths: NDArray[np.int64], left: int) -> PrefixCache:
-        """Compute what is given, with room for so many more rows."""
-        device = self.family.device
-        tokens, positions = (
-            torch.tensor([x for row in part for x in row], device=device) for part in zip(*rows, strict=True)
-        )
-        columns = torch.arange(lengths.max(), device=device)
-        packing = Packing(columns < self.used[:, None], counts=lengths)
-        record: list[tuple[Tensor, Tensor]] = []
-        self._run(tokens, positions, PackedAttention(packing.segments, record=record))
-        return PrefixCache.of(record, packing.segments, left)
-
-    def _append(self, token: Tensor, position: Tensor) -> Tensor:
-        count = len(token)
-        segments = Segments(torch.arange(count + 1, dtype=torch.int32, device=token.device), 1, count)
-        attention = CachedAttention(self.cache, segments)
+    def _append(self) -> None:
+        """Compute one more row of each blank at work."""
+        self.rows = self._at_work()
+        packing = self._packing(self.rows)
+        token, position = map(packing.pack, self.fills.fed)
+        attention = CachedAttention(self.cache, packing.segments)
         hidden = self._run(token, position, attention)
-        self.cache = attention.kept
-        self.used = self.used + 1
-        return hidden
+        before, after = self.cache.length, attention.kept
+        cell = before[:, None] + packing.where - packing.starts[:, None]
+        self.fills.computed(self.fills.live, cell)
+        # Rows that nobody sees are overwritten, so that the cache of a text that is over does not grow.
+        length = torch.where(self.fills.over, before, after.length)
+        self.cache = replace(after, length=length)
+        self.hidden = hidden[packing.where.clamp(min=0)]
 
-    def _run(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def _run(self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
         with self.family.backbone.autocast():
-            hidden: Tensor = self.family.backbone(tokens, positions, attention)
+            hidden: Tensor = self.family.backbone(tokens, positions, attention, wanted=wanted)
         return hidden
 
 
-def _padded(lists: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
-    return torch.tensor([[*each, *[0] * (width - len(each))] for each in lists], device=device).view(len(lists), width)
+class _Play:
+    """Which ids may be written in each text.
+
+    kinds: of each text, its banned ids, and its heads   table: [M, V], 0 for what may be written, else −inf
+    which: [B, 2], the row of the table for each text, for tokens in general and for the first of a headed blank
+    everything: [V], the same for what the model ever writes, and the end
+    """
+
+    def __init__(self, kinds: Sequence[_Kind], writable: Tensor, size: int) -> None:
+        self.kinds, self.writable, self.size = kinds, writable, size
+        pairs = [((banned, None), (banned, heads)) for banned, heads in kinds]
+        number = {key: row for row, key in enumerate(dict.fromkeys(key for pair in pairs for key in pair))}
+        words = torch.zeros(size, dtype=torch.bool, device=writable.device).index_fill(0, writable, True)
+        rows = []
+        for banned, heads in number:
+            row = words if heads is None else words & _among(heads, size, words.device)
+            rows.append(row & ~_among(banned, size, words.device) if banned else row)
+        self.table = torch.zeros(len(rows), size, device=words.device).masked_fill(~torch.stack(rows), -torch.inf)
+        self.which = torch.tensor([[number[key] for key in pair] for pair in pairs], device=words.device)
+        self.everything = torch.zeros(size, device=words.device).masked_fill(~words, -torch.inf)
+
+    @staticmethod
+    def of(prompt: Prompt) -> _Kind:
+        return frozenset(run[0] for run in prompt.banned if len(run) == 1), prompt.heads if prompt.headed else None
+
+    def bias(self, text: Tensor, first: Tensor) -> Tensor:
+        """[R, V]. text: [R]   first: [R] bool, whether it is the first token of a headed blank"""
+        return self.table[self.which[text, first.long()]]
+
+    def join(self, other: _Play) -> _Play:
+        return _Play([*self.kinds, *other.kinds], self.writable, self.size)
+
+    def select(self, rows: Sequence[int]) -> _Play:
+        return _Play([self.kinds[row] for row in rows], self.writable, self.size)
+
+
+_Kind = tuple[frozenset[int], frozenset[int] | None]
+
+
+@lru_cache(maxsize=16)  # a set of heads holds thousands of ids, and all texts share it
+def _among(ids: frozenset[int], size: int, device: torch.device) -> Tensor:
+    """[size] bool"""
+    inside = torch.tensor([token for token in ids if 0 <= token < size], dtype=torch.int64, device=device)
+    return torch.zeros(size, dtype=torch.bool, device=device).index_fill(0, inside, True)
+
+
+def _cells(rows: Tensor) -> Tensor:
+    """The number of each cell, [B, MOST]"""
+    return torch.arange(rows.numel(), device=rows.device).view_as(rows)
+
+
+def _measured(cache: PrefixCache) -> PrefixCache:
+    return replace(cache, longest=int(cache.length.max()))

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.inference.settings import DecodeConfig, Prompt
-from insertlm.inference.trajectory import Insertion, Limit, Trajectory
-from insertlm.inference.writer import Step, Writer
+from insertlm.inference.trajectory import LIMITS, Insertion, Limit, Trajectory
+from insertlm.inference.writer import Writer
 
 __all__ = ["Author", "check", "decode", "exclusively", "known", "limit_of"]
 
@@ -76,11 +76,14 @@ def exclusively(device: torch.device) -> AbstractContextManager[object]:
     return _LOCKS.setdefault(gpu, threading.RLock())  # setdefault is atomic, so all threads get the same lock
 
 
-def limit_of(prompt: Prompt, settings: DecodeConfig, room: int, tokens: int, steps: int) -> Limit:
+def limit_of(prompt: Prompt, settings: DecodeConfig, room: int, tokens: int, steps: int, named: int = 0) -> Limit:
     """Which limit ended a text that its model would have continued.
 
     room: the most tokens that prefix and text may have together   tokens, steps: how many were written and taken
+    named: what its writer says, see Step.limit; 0 for nothing
     """
+    if named:
+        return LIMITS[named - 1]
     # Several limits may be reached at once. The one that users set most often is named first, and blanks come last:
     # that they are full is what remains when nothing else explains the end.
     if tokens == settings.max_tokens:
@@ -105,7 +108,8 @@ def decode(
         step = writer.step(number)
         last = number == settings.max_steps
         ended = alive & (step.complete | step.full | last)
-        record.endings.append((number, ended, writer.row, step.stop_probability, step.complete))
+        named = torch.zeros_like(writer.row) if step.limit is None else step.limit
+        record.endings.append((number, ended, writer.row, step.stop_probability, step.complete, named))
         alive = alive & ~ended
         if last or number % writer.patience == 0:
             stay = alive.nonzero().squeeze(1)  # the only place where the host waits for the device
@@ -113,7 +117,7 @@ def decode(
                 break
             if len(stay) < len(alive):
                 writer.select(stay)
-                alive, step = alive[stay], Step(*(part.index_select(0, stay) for part in step))
+                alive, step = alive[stay], step.select(stay)
         if writer.patience > 1:  # texts that have ended may still be in the batch; nothing is written to them
             step = step._replace(place=step.place.masked_fill(~alive[:, None], -1))
         rank = writer.write(step)
@@ -125,12 +129,13 @@ class _Record:
     """What happened, kept on the device and read once at the end, so that no step waits for a copy to the host.
 
     events: of each step its number, row [B], stop probability [B], and rank, token and log-probability [B, K]
-    endings: of each step its number, which texts ended [B], their rows, stop probabilities and which are complete
+    endings: of each step its number, which texts ended [B], their rows, stop probabilities, which are complete, and the
+    limits that writers name
     """
 
     def __init__(self) -> None:
         self.events: list[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
-        self.endings: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
+        self.endings: list[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
 
     def trajectories(self, prompts: Sequence[Prompt], settings: DecodeConfig, room: int) -> list[Trajectory]:
         numbers, *parts = zip(*self.endings, strict=True)
@@ -140,8 +145,8 @@ class _Record:
         endings = {row: ending for row, *ending in lines}
         written = []
         for row, (prompt, events) in enumerate(zip(prompts, self._insertions(len(prompts)), strict=True)):
-            stop, complete, taken = endings[row]
-            limit = None if complete else limit_of(prompt, settings, room, len(events), taken)
+            stop, complete, named, taken = endings[row]
+            limit = None if complete else limit_of(prompt, settings, room, len(events), taken, named)
             written.append(Trajectory(prompt.prefix, prompt.start, events, known(stop), limit))
         return written
 

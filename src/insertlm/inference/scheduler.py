@@ -178,12 +178,15 @@ class Scheduler:
 
     def _advance(self, batch: _Batch) -> list[Progress]:
         step = batch.writer.step(batch.number)
-        ending = list(zip(step.complete.tolist(), step.full.tolist(), step.stop_probability.tolist(), strict=True))
+        named = [0] * len(batch.texts) if step.limit is None else step.limit.tolist()
+        judged = (step.complete.tolist(), step.full.tolist(), step.stop_probability.tolist(), named)
+        ending = list(zip(*judged, strict=True))
         over, stay = list[Progress](), list[int]()
-        for row, (text, (complete, full, stop)) in enumerate(zip(batch.texts, ending, strict=True)):
+        for row, (text, (complete, full, stop, said)) in enumerate(zip(batch.texts, ending, strict=True)):
             steps = batch.number - text.begun
             if complete or full or steps == text.settings.max_steps:
-                limit = None if complete else limit_of(text.prompt, text.settings, text.room, len(text.events), steps)
+                reached = text.prompt, text.settings, text.room, len(text.events), steps, said
+                limit = None if complete else limit_of(*reached)
                 whole = Trajectory(text.prompt.prefix, text.prompt.start, text.events, known(stop), limit)
                 over.append(Progress(text.key, [], whole))
             else:
@@ -191,7 +194,7 @@ class Scheduler:
         if over:
             # The step was computed for all rows; only those of the remaining texts are carried out.
             rows = torch.tensor(stay, dtype=torch.int64, device=self.family.device)
-            step = Step(*(part.index_select(0, rows) for part in step))
+            step = step.select(rows)
             self._keep(batch, stay)
         return over + self._write(batch, step) if stay else over
 

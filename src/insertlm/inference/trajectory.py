@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-__all__ = ["Insertion", "Limit", "Trajectory", "explain"]
+__all__ = ["LIMITS", "Insertion", "Limit", "Trajectory", "explain"]
 
 # What ends a text that its model would continue: the setting of that name, or that its blanks may get no more tokens.
-Limit = Literal["max_tokens", "max_steps", "max_length", "blanks"]
+# If several do, the last of them is named: users set it most often, and that blanks are full is no news to them.
+Limit = Literal["blanks", "max_length", "max_steps", "max_tokens"]
+LIMITS: tuple[Limit, ...] = get_args(Limit)
 
 # The command line and HTTP have different names for the same limits, so the name is filled in.
 _REMEDIES: dict[Limit, str] = {

@@ -24,6 +24,8 @@ class Step(NamedTuple):
     complete: [B] bool, nothing is missing   full: [B] bool, no token may be added
     stop_probability: [B], how sure the model is that nothing is missing; NaN if it cannot tell
     place, token, log_probability: [B, K], up to K tokens at once; what a place means is private to the writer
+    limit: [B], for texts that are full: which limit has ended them, counted in LIMITS from 1; None: whichever they have
+    reached, see `limit_of`
     """
 
     complete: Tensor
@@ -32,6 +34,17 @@ class Step(NamedTuple):
     place: Tensor
     token: Tensor
     log_probability: Tensor
+    limit: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Step:
+        """Only these texts. rows: [B'] indices"""
+
+        def chosen(part: Tensor) -> Tensor:
+            return part.index_select(0, rows)
+
+        limit = None if self.limit is None else chosen(self.limit)
+        judged = chosen(self.complete), chosen(self.full), chosen(self.stop_probability)
+        return Step(*judged, chosen(self.place), chosen(self.token), chosen(self.log_probability), limit)
 
 
 class Writer(ABC):

@@ -188,6 +188,11 @@ class PrefixCache:
     length: Tensor
     longest: int
 
+    @property
+    def cells(self) -> int:
+        """Those of a sequence."""
+        return self.layers[0][0].shape[1]
+
     @classmethod
     def of(cls, record: list[tuple[Tensor, Tensor]], segments: Segments, room: int) -> PrefixCache:
         """record: what `PackedAttention` recorded of the prefix rows; room: the most other rows a sequence will have"""
@@ -198,6 +203,13 @@ class PrefixCache:
         """Only these sequences. chosen: [S'] indices"""
         layers = [(k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.layers]
         return PrefixCache(layers, self.length.index_select(0, chosen), self.longest)
+
+    def without(self, gone: Tensor) -> PrefixCache:
+        """The same without some rows; those behind them move up. gone: [S, C] bool"""
+        order = gone.int().argsort(dim=1, stable=True)
+        layers = [tuple(x.gather(1, order[..., None, None].expand_as(x)) for x in kv) for kv in self.layers]
+        length = self.length - gone.sum(1).int()
+        return PrefixCache([(k, v) for k, v in layers], length, self.longest)
 
     def join(self, other: PrefixCache, room: int) -> PrefixCache:
         """The sequences of both. room: the most other rows that a sequence will have"""
@@ -263,13 +275,14 @@ class CachedAttention:
     def kept(self) -> PrefixCache:
         """The cache including the current rows. Valid once all layers have been called."""
         length = self.cache.length + self.segments.lengths
-        return PrefixCache(self.cache.layers, length, self.cache.longest + self.segments.longest)
+        longest = min(self.cache.cells, self.cache.longest + self.segments.longest)
+        return PrefixCache(self.cache.layers, length, longest)
 
     @cached_property
     def _places(self) -> Tensor:
         """[T]: where each current row goes in the cache, with its sequences end to end."""
         sequence, offset = self.segments.cells // self.segments.longest, self.segments.cells % self.segments.longest
-        return sequence * self.cache.layers[0][0].shape[1] + self.cache.length[sequence] + offset
+        return sequence * self.cache.cells + self.cache.length[sequence] + offset
 
     @cached_property
     def _mask(self) -> Tensor:

@@ -54,7 +54,7 @@ def test_open_are_the_slots_of_gaps_empty_ones_too() -> None:
         *(part.tolist() for part in blanks.__dict__.values()),
         strict=True,
     ):
-        count, begin, end = gaps
+        count, begin, end, _ = gaps
         expected = {slot for gap in range(count) for slot in range(begin[gap], end[gap] + 1)}
         assert {slot for slot, is_open in enumerate(open_) if is_open} == expected
 

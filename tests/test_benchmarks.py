@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import filling
 import generation
 import mdm_lengths
 import pretrained_step
@@ -132,6 +133,19 @@ def test_generation_is_timed_by_the_row(
     found = figures(capsys)
     assert (found["insertions"], found["rows"]) == (2 * 28, 2 * sum(steps))
     assert found["microseconds_per_row"] > 0
+
+
+@pytest.mark.parametrize("way", [[], ["--in-step", "--texts", "2"]])
+def test_filling_is_timed_by_the_token(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, way: list[str]
+) -> None:
+    small = ["--preset", "mini", "--vocabulary", "50", "--tokens", "12", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["x", *small, *way])
+    filling.main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["written"] == 6 * found["texts"]
+    assert found["tokens_per_second"] > 0
+    assert found["sentence_seconds"] > 0
 
 
 # --- A prompted model

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.core.noise import uniform
+from insertlm.inference import sampling
 from insertlm.inference.sampling import choose, choose_each, nucleus, top_k
 
 Fits = Callable[[Tensor, Tensor], bool]
@@ -137,3 +138,14 @@ def test_every_text_has_its_own_way_in_all_of_its_rows(ways: list[tuple[float, i
     assert [pair.tolist() for pair in found] == [
         choose(logits, noise, *way).view(-1, 2)[text].tolist() for text, way in enumerate(ways)
     ]
+
+
+@pytest.mark.parametrize("p", [0.3, 0.9, 0.9999])
+@pytest.mark.parametrize("spread", [0.1, 5.0])
+def test_a_nucleus_of_many_words_is_the_same_without_sorting_all(
+    p: float, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = spread * torch.randn(3, 9000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    short = sampling.nucleus(logits, p)
+    monkeypatch.setattr(sampling, "_MANY", 10**6)
+    assert torch.equal(short, sampling.nucleus(logits, p))

@@ -156,7 +156,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         """What the model would write after each, None if it would not end; an MDM cannot continue a text."""
         if not self.model.family.abilities.decides_length:
             return [None] * len(contexts)
-        prompts = {tuple(given): Prompt([], 0, given, frozenset({len(given)})) for given in contexts}
+        prompts = {tuple(given): Prompt([], 0, given, frozenset({len(given)}), onward=True) for given in contexts}
         settings = DecodeConfig(stop_threshold=self.settings.stop_threshold, max_steps=most + 1)
         trajectories = self.model.write(list(prompts.values()), settings, self.batch_size)
         written = {
@@ -213,7 +213,7 @@ class InsertlmLM(LM):  # type: ignore[misc]
         ids = self.text_tokenizer.encode(seen)
         if len(ids) > room:
             seen = self.text_tokenizer.decode(ids[-room:]).lstrip("\ufffd")  # half of a character that was cut
-        return Request(seen, [(len(seen), len(seen))]) if seen else Request("___")
+        return Request(seen, [(len(seen), len(seen))], onward=True) if seen else Request("___")
 
 
 def _cut(text: str, until: Sequence[str]) -> str:

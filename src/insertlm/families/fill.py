@@ -163,10 +163,12 @@ class Filler(Sequential):
         for each in completions:
             spare = MOST - len(each.fills)
             edges.append([*each.ranges, *[(len(each.text), len(each.text))] * spare])
-            hints = [each.prompt.words.get(gap) for gap in sorted(each.prompt.gaps)]
-            openings.append([self.layout.opening(words) for words in [*hints, *[None] * spare]])
+            prompt, gaps = each.prompt, sorted(each.prompt.gaps)
+            opened = [self.layout.opening(prompt.words.get(gap), prompt.writes_on(gap)) for gap in gaps]
+            openings.append([*opened, *[self.layout.fill] * spare])
         count = torch.tensor([len(each.fills) for each in completions], device=self.device)
-        blanks = Blanks(count, *torch.tensor(edges, device=self.device).unbind(2))
+        begin, end = torch.tensor(edges, device=self.device).unbind(2)
+        blanks = Blanks(count, begin, end, onward=torch.zeros_like(count, dtype=torch.bool))
         nothing = Noise(0, *torch.zeros(2, len(completions), dtype=torch.int64, device=self.device))
         x = lay_out(rows, blanks, nothing, self.layout, openings=torch.tensor(openings, device=self.device))
         with self.backbone.autocast():

@@ -359,13 +359,15 @@ class _Blank:
         self.least, self.most = bounds.least, min(most, behind)
         self.most_limit = _BLANKS if most <= behind else _MAX_LENGTH
         self.headed = self.real and self.gap in prompt.headed
-        # Nothing can come out differently if nothing is drawn or nothing written, and long blanks are not held whole.
-        varies = (hints or settings.temperature > 0.0) and 0 < self.most <= TAIL
+        # Nothing can come out differently if nothing is drawn. Who asks for a length wants no other. Long blanks are
+        # not held whole.
+        varies = (hints or settings.temperature > 0.0) and self.least < self.most <= TAIL
         self.attempts = ATTEMPTS if varies else 1
         asked = prompt.words.get(self.gap) if self.real else None
         fitting = [max(1, int(self.most * share)) for share in _SHARES]
         words = [asked, *(min(fit, fit if asked is None else asked) for fit in fitting)]
-        self.openings = [layout.opening(number) for number in (words if hints and varies else [asked] * ATTEMPTS)]
+        tried, onward = words if hints and varies else [asked] * ATTEMPTS, prompt.writes_on(self.gap)
+        self.openings = [layout.opening(number, onward) for number in tried]
 
 
 def _padded(prompt: Prompt) -> list[int | None]:

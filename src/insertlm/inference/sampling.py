@@ -12,6 +12,7 @@ from insertlm.core.noise import uniform
 
 __all__ = ["choose", "choose_each", "draws", "nucleus", "top_k"]
 
+_MANY = 8192  # logits of a row
 _COLD = 1e-30  # lower temperatures count as 0, because logits divided by them would overflow
 
 
@@ -30,6 +31,13 @@ def nucleus(logits: Tensor, p: float) -> Tensor:
     """
     if p >= 1.0:
         return logits
+    if not logits.is_cuda and logits.shape[-1] > _MANY:
+        # On a CPU sorting many logits takes as long as a small network's row, and few of them matter.
+        mass, index = logits.softmax(-1).topk(_MANY // 4, dim=-1)
+        before = mass.cumsum(-1) - mass
+        if (before[:, -1] >= p).all():
+            few = logits.gather(-1, index).masked_fill((before >= p) & (before > 0), -torch.inf)
+            return torch.full_like(logits, -torch.inf).scatter(-1, index, few)
     ordered, index = logits.sort(dim=-1, descending=True)
     before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
     out = (before >= p) & (before > 0)  # the first is kept, even if p rounds to 0

@@ -28,7 +28,7 @@ class Completion:
     @classmethod
     def behind(cls, given: Sequence[int], target: Sequence[int], prefix: Sequence[int] = ()) -> Self:
         """A text that begins with `given` and goes on with `target`."""
-        return cls(Prompt(list(prefix), start=list(given), open=frozenset({len(given)})), [target])
+        return cls(Prompt(list(prefix), start=list(given), open=frozenset({len(given)}), onward=True), [target])
 
     @property
     def size(self) -> int:

@@ -56,6 +56,7 @@ class Prompt:
     headed: gaps whose first token must be one of `heads` or begin a required run
 
     words: by gap, about how many words belong there: a hint that a model may have learnt to take, no constraint
+    onward: the last gap is no blank that wants a phrase: the text is to be written on from there
     """
 
     prefix: list[int]
@@ -68,6 +69,7 @@ class Prompt:
     headed: frozenset[int] = frozenset()
     heads: frozenset[int] = frozenset()
     words: Mapping[int, int] = field(default_factory=dict)
+    onward: bool = False
 
     @property
     def folded_seed(self) -> int:
@@ -77,6 +79,10 @@ class Prompt:
     @property
     def constrained(self) -> bool:
         return bool(self.bounds or self.banned or self.required or self.headed)
+
+    def writes_on(self, gap: int) -> bool:
+        """Whether this gap is where the text is written on. From nothing there is nothing to go on from."""
+        return self.onward and bool(self.start) and gap == max(self.gaps)
 
     @property
     def gaps(self) -> frozenset[int]:

@@ -37,6 +37,7 @@ class Request:
     supports constraints; no maximum)   banned, required: words, as they are written
     words: about how many words belong into every blank, or a list with one for each (None: the model decides). A hint
     and no bound, for models that have learnt what it means. With a hint of 0 a blank may stay empty
+    onward: whether the last blank, at the end of the text, is none: the text is written on, not filled up
     lengths_of: texts whose numbers of tokens are both minimum and maximum, for models that must know the lengths
     """
 
@@ -49,6 +50,7 @@ class Request:
     required: Sequence[str] = ()
     lengths_of: Sequence[str] | None = None
     words: Lengths = None
+    onward: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -141,6 +143,7 @@ class EncodedRequest:
     required: tuple[Run, ...]
     heads: frozenset[int]
     words: Mapping[int, int]
+    onward: bool
 
     @classmethod
     def of(cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig) -> EncodedRequest:
@@ -165,7 +168,7 @@ class EncodedRequest:
         required = _required(family, tokenizer, request, mosts)
         banned = _banned(family, tokenizer, request, required)
         heads = _heads(tokenizer) if family.abilities.supports_constraints and given.spaces else frozenset()
-        encoded = cls(given, bounds, banned, required, heads, words)
+        encoded = cls(given, bounds, banned, required, heads, words, request.onward)
         if contradicts(encoded.prompt(0)):
             raise InsertlmError("banned: nothing is left to begin a blank behind a space; expected fewer words")
         return encoded
@@ -183,6 +186,7 @@ class EncodedRequest:
             headed=given.spaces if self.heads else frozenset(),
             heads=self.heads,
             words=self.words,
+            onward=self.onward,
         )
 
 

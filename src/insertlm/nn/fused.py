@@ -35,6 +35,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float = 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """[T, width] to [T, width], in float32 at least."""
+    if (
+        not torch.is_grad_enabled() and not x.is_cuda
+    ):  # of a single row, an autograd function takes longer than the norm
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + epsilon) * weight
     normed: Tensor = _RMSNorm.apply(x, _widened(weight, x), epsilon)  # type: ignore[no-untyped-call]
     return normed
 

@@ -73,7 +73,8 @@ def _between(before: str, behind: str, least: int | None = None) -> InfillReques
     """One blank between two texts. With no text on either side the model writes from nothing. least: tokens"""
     if not before and not behind:  # the range of a blank must lie in a text; "___" alone writes from nothing
         return InfillRequest("___", min_length=least)
-    return InfillRequest(before + behind, [(len(before), len(before))], min_length=least)
+    blank = (len(before), len(before))
+    return InfillRequest(before + behind, [blank], min_length=least, onward=not behind)
 
 
 def _check(body: CompletionBody, prompts: Sequence[str], most: int) -> None:

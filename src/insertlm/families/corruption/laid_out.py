@@ -37,9 +37,12 @@ class Layout(NamedTuple):
     hints: int
     onward: int
 
-    def opening(self, words: int | None) -> int:
-        """The token with which the fill of a blank begins. words: about how many belong there; None: not known"""
-        return self.fill if words is None else self.hints + bisect_right(HINTS, words) - 1
+    def opening(self, words: int | None, onward: bool = False) -> int:
+        """The token with which the fill of a blank begins. words: about how many belong there; None: not known
+        onward: the text is written on from there"""
+        if words is None:
+            return self.onward if onward else self.fill
+        return self.hints + bisect_right(HINTS, words) - 1
 
 
 @dataclass(frozen=True)

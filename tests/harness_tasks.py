@@ -50,7 +50,7 @@ def save_run(folder: Path, family: str = "ilm") -> Path:
     train_bpe(STORIES, 290).save(folder / "tokenizer.json")
     tree = {
         "task": {"name": "text", "train": "a.jsonl", "tokenizer": str(folder / "tokenizer.json"), "block": 40},
-        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 24, "max_length": 72 if family == "fill" else 42},
+        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 24, "max_length": 84 if family == "fill" else 42},
         "family": {"name": family, **OWN.get(family, {})},
         "train": {"steps": 20},
     }

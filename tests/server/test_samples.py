@@ -131,7 +131,8 @@ def test_a_filler_streams_every_blank_from_left_to_right(client: httpx.Client, f
         assert [cell["text"] for cell in start["cells"]] == ["a", " b", " c", "."]
         places = [event["at"] for _, event in insertions]
         assert places == sorted(places)
-        assert len({event["step"] for _, event in insertions}) == len(insertions)
+        steps = [event["step"] for _, event in insertions]  # what might be cut back is shown when its blank is done
+        assert steps == sorted(steps)
         [alone] = filler.infill(text, seed=seed, max_tokens=10)
         assert done["text"] == alone.text
         assert [event["order"] for _, event in insertions] == [*range(len(insertions))]
@@ -206,7 +207,7 @@ def test_hints_are_passed_on(client: httpx.Client, filler: Model) -> None:
         ({"words": [True, 1]}, "words.0: Input should be a number, not true or false"),
         ({"words": [1.5, 1]}, "words.0: Input should be a valid integer"),
         ({"words": {}}, "words: Input should be a valid"),
-        ({"text": "___" + " a ___" * 4}, "a filler has learnt texts with up to 4 blanks; got 5"),
+        ({"text": "___" + " a ___" * 6}, "a filler has learnt texts with up to 6 blanks; got 7"),
     ],
 )
 def test_hints_that_are_none(client: httpx.Client, more: dict[str, Any], line: str) -> None:

@@ -163,8 +163,8 @@ def test_a_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
 
 def test_a_pretrained_vocabulary_keeps_its_ids_and_grows_by_what_it_lacks() -> None:
     specials = SINGLE_DIGITS.specials
-    assert (specials.eos, sorted(specials)) == (0, [0, *range(280, 285)])
-    assert SINGLE_DIGITS.size == 285
+    assert (specials.eos, sorted(specials)) == (0, [0, 1, *range(280, 284)])
+    assert SINGLE_DIGITS.size == 284
     assert SINGLE_DIGITS.writable == list(range(2, 280))  # neither its own special tokens nor ours
     text = "On 12 days in 2024, <|im_start|> they ran.\n\n  É"
     assert SINGLE_DIGITS.decode(SINGLE_DIGITS.encode(text)) == text

@@ -312,7 +312,10 @@ class _Given(NamedTuple):
             ids += tokenizer(seen, add_special_tokens=False, split_special_tokens=True)["input_ids"]
             if not last:
                 if blanks and blanks[-1] == len(ids):
-                    raise ValueError(f"blanks {number} and {number + 1}: the model sees nothing between them")
+                    raise ValueError(
+                        f"blanks {number} and {number + 1}: the model sees nothing between them; expected one blank "
+                        "for both, or some text between them"
+                    )
                 blanks.append(len(ids))
                 spaces += [len(ids)] if hidden else []
         return cls(ids, blanks, frozenset(spaces))

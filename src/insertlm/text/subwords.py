@@ -4,7 +4,7 @@ Design choices:
 - Our own BPE works on bytes, keeps case and adds no space, so decoding returns any Unicode string unchanged.
 - Encoding a text never yields a special token: what looks like one is encoded as the characters it is made of.
 - Special tokens that a vocabulary lacks are added behind it. bert-base-uncased has [CLS] (our stop), [UNK], [PAD] and
-  [MASK]; bos and eos become 30,522 and 30,523. SmolLM2's tokenizer.json has an eos only and grows by five.
+  [MASK]; bos and eos become 30,522 and 30,523. SmolLM2's has <|im_start|> and <|endoftext|>, and grows by four.
 - A model never writes other special tokens of a vocabulary, such as [SEP], <|im_start|> and BERT's [unused…].
 - Texts repeat their words. If a tokenizer never looks across a blank, each word is encoded once and looked up from then
   on: several times faster than the library, with the same ids.

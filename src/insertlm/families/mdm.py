@@ -207,7 +207,7 @@ class MDM(Family):
         self.register_buffer("traits", traits, persistent=False)
 
     def hidden(self, x: Laid, time: Tensor, wanted: Tensor, keys: Tensor | None = None) -> Tensor:
-        """What the unembedding reads for some packed cells, [W, width]. time: [B]   wanted: [W]   keys: [T], of dropout"""
+        """What the unembedding reads for some packed cells, [W, width]. time: [B]   wanted: [W]   keys: [T]"""
         attention = PackedAttention(x.packing.segments)
         positions = x.packing.pack(x.place)
         if self.config.shift:  # before every cell there is one, or <bos>

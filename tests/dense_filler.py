@@ -56,9 +56,11 @@ def reference(model: Filler, x: Laid, *, writing: bool = False) -> Tensor:
     row = torch.arange(len(x.tokens))
     starts = (x.tokens >= WORDS.size) | (x.tokens == model.specials.stop)
     age = row - torch.where(fills & starts, row, 0).cummax(0).values  # of a row in its fill
-    together = bool((x.order[fills & starts] == 1).all())
-    earlier = age[None] <= age[:, None] if together else row[None] <= row[:, None]
-    sees = ~fills[None] | (fills[:, None] & earlier)
+    together = x.order is not None and len({*x.order[fills & starts].tolist()}) == 1
+    before = row[None] <= row[:, None]
+    earlier = age[None] <= age[:, None] if together else before
+    given = before if model.config.sight == "before" else ~fills[:, None]
+    sees = torch.where(fills[None], fills[:, None] & earlier, fills[:, None] | given)
     hidden = model.backbone(x.tokens, x.positions, _Dense(sees))
     logits = model.unembedding(hidden[x.rows])
     if writing:

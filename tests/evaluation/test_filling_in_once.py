@@ -12,12 +12,14 @@ from safetensors.torch import save_file
 
 from insertlm.cli.main import main
 from insertlm.core.errors import InsertlmError
-from insertlm.evaluation import generation
+from insertlm.evaluation import guesses
 from insertlm.evaluation.generation import fill_once
+from insertlm.evaluation.guesses import guessed, likeliest
 from insertlm.evaluation.journal import Journal
 from insertlm.infill.requests import Request
 from insertlm.model import Model, load
 from insertlm.recipe import build_family, parse_recipe, to_yaml
+from insertlm.tasks.infill_sets import Blanked
 from insertlm.text.subwords import train_bpe
 
 TEXT = "The cat sat on the mat. It was a very fine day. Then it went home."
@@ -68,7 +70,6 @@ def test_a_stopped_call_goes_on_and_writes_the_same(
         assert (record["tokens"], record["complete"]) == (len(each.trajectory.events), each.complete)
         assert 0 < record["steps"] <= record["tokens"]
 
-    monkeypatch.setattr(generation, "_BATCH", 3)
     done: list[int] = []
 
     def stop(number: int) -> None:
@@ -77,7 +78,7 @@ def test_a_stopped_call_goes_on_and_writes_the_same(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), Journal(tmp_path / "j.jsonl") as journal:
-        fill_once(model, requests, settings, 5, journal, stop)
+        fill_once(model, requests, settings, 5, journal, stop, batch_size=3)
     assert done == [3, 6]
     written: list[int] = []
     begin = Model.begin_infill
@@ -181,9 +182,65 @@ def test_the_gap_to_told_lengths_is_shown(
     assert "told.json: expected a result of insertlm evaluate infilling for the same texts" in capsys.readouterr().err
 
 
+def test_guessed_lengths_are_those_of_another_set(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And of several tries the one that is kept is what the model finds likeliest."""
+    monkeypatch.chdir(tmp_path)
+    save_set(Path("set.jsonl"), TEXT, TEXT.replace("cat", "dog"))
+    removed = "sat on the mat. It was"
+    other = {"pieces": ["The cat ", " a fine day."], "removed": [removed]}
+    Path("other.jsonl").write_text(json.dumps({**other, "text": "The cat sat on the mat. It was a fine day."}))
+    call = ["evaluate", "infilling", "set.jsonl", "--model", str(folder), "--evaluator", "none", "--device", "cpu"]
+    assert main([*call, "--guess-lengths", "other.jsonl", "--decode.max_steps", "90"]) == 0
+    found = read("set-tiny-infilling.json")
+    size = len(load(folder, "cpu").text_tokenizer.encode(f" {removed}"))
+    assert found["fills"]["speed"]["tokens"] == 2 * size
+    assert (found["guess_lengths"], found["tries"]) == ("other.jsonl", 1)
+    seen: list[dict[str, Any]] = []
+
+    def kept(written: list[dict[str, Any]], texts: int) -> list[dict[str, Any]]:
+        seen.extend(written)
+        return likeliest(written, texts)
+
+    monkeypatch.setattr(guesses, "likeliest", kept)
+    assert main([*call, "--guess-lengths", "other.jsonl", "--tries", "5", "--decode.max_steps", "90"]) == 0
+    assert len(seen) == 10 and len({record["output"] for record in seen}) > 2
+    best = likeliest(seen, 2)
+    for number, record in enumerate(best):
+        tries = seen[number::2]
+        assert record["log_probability"] == max(each["log_probability"] for each in tries)
+        assert record["steps"] == sum(each["steps"] for each in tries)
+    assert read("set-tiny-infilling.json")["fills"]["speed"]["tokens"] == sum(record["tokens"] for record in best)
+
+
+def test_more_tries_begin_with_the_same_lengths() -> None:
+    example = Blanked(["a", "b", "c"], ["x", "y"], "axbyc")
+    others = [Blanked(["", ""], [" ".join("z" * size)], "") for size in range(1, 20)]
+    few, many = (guessed([example] * 3, others, tries, 4) for tries in (2, 3))
+    assert [request.lengths_of for request in many[:6]] == [request.lengths_of for request in few]
+    assert all(len(request.lengths_of or ()) == 2 for request in many)
+    assert len({tuple(request.lengths_of or ()) for request in many}) > 6
+    with pytest.raises(InsertlmError, match="the set has no removed segment"):
+        guessed([example], [], 1, 0)
+
+
+def test_a_try_that_is_refused_or_empty_is_not_kept() -> None:
+    written = [{"refused": "no"}, {"refused": "a"}, like(-2.0), {"refused": "b"}, like(None), {"refused": "c"}]
+    first, second = likeliest(written, 2)
+    assert (first["log_probability"], first["steps"], second) == (-2.0, 2, {"refused": "a"})
+
+
+def like(log_probability: float | None) -> dict[str, Any]:
+    return {"log_probability": log_probability, "steps": 1, "seconds": 0.5}
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (["--guess-lengths", "x.jsonl"], "--guess-lengths: expected --model, which fills in the texts anew"),
+        (["--model", "MODEL", "--tries", "2"], "--tries: expected --guess-lengths, which they are tries of"),
+        (["--model", "MODEL", "--true-lengths", "--guess-lengths", "x"], "expected one of the two"),
         (["--decode.temperature", "1"], "--decode.temperature: expected --model, which fills in the texts anew"),
         (["--true-lengths"], "--true-lengths: expected --model, which fills in the texts anew"),
         (["--guessed-lengths", "x.json"], "--guessed-lengths: expected --told-lengths, too; "),

@@ -41,6 +41,7 @@ FAMILIES: list[tuple[AnyFamily, DecodeConfig]] = [
         MdmConfig(block=4),
         ItConfig(),
         FillConfig(jump=4),
+        FillConfig(sight="before", positions="plain", learn="all", hints=0.0, in_step=0.0),
     )
 ]
 

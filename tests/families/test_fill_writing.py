@@ -83,7 +83,8 @@ def laid_of(model: Filler, prompt: Prompt, written: Trajectory, *, in_step: bool
     edges = edges_of(prompt, written)
     blanks = blanks_at(ids.shape[1], *edges) if edges else no_blanks(ids.shape[1])
     words = [prompt.words.get(gap) for gap in sorted(prompt.gaps)]
-    openings = [model.layout.opening(each) for each in (*words, *[None] * (MOST - len(words)))]
+    padded = enumerate((*words, *[None] * (MOST - len(words))))
+    openings = [model.layout.opening(each, number=number) for number, each in padded]
     together = torch.tensor([in_step])
     return lay_out(rows, blanks, noise_for(1), model.layout, openings=torch.tensor([openings]), in_step=together)
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.core.noise import uniform
-from insertlm.families import mdm as family
+from insertlm.families import unmasking
 from insertlm.families.mdm import MDM, MdmConfig, total_noise
+from insertlm.families.unmasking import UnmaskingWriter
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.nn.spec import ModelConfig
@@ -129,7 +130,7 @@ class Dense:
 
 def drawn_steps(mdm: MDM, batch: list[Prompt], config: DecodeConfig) -> list[list[int]]:
     writer = mdm.writer(batch, config, 100)
-    assert isinstance(writer, family._Writing)
+    assert isinstance(writer, UnmaskingWriter)
     steps: list[list[int]] = writer.steps.tolist()
     return steps
 
@@ -274,7 +275,7 @@ def text_of(block: tuple[int, ...]) -> tuple[int, ...]:
 
 def sampled(monkeypatch: pytest.MonkeyPatch, config: DecodeConfig, count: int = 6000) -> Outcomes:
     """How often each text was written."""
-    monkeypatch.setattr(family._Writing, "predict", partialmethod(predict_exactly))
+    monkeypatch.setattr(UnmaskingWriter, "predict", partialmethod(predict_exactly))
     counts: Outcomes = {}
     for trajectory in tiny_mdm(2, 3).decode([Prompt([], seed) for seed in range(count)], config):
         text = tuple(trajectory.ids)
@@ -316,7 +317,7 @@ def test_certainty_and_margin_begin_elsewhere(
     monkeypatch: pytest.MonkeyPatch, order: Literal["certainty", "margin"], parallel: int, first: set[int]
 ) -> None:
     table = torch.tensor([[0.50, 0.48, 0.02], [0.45, 0.30, 0.25], [0.40, 0.36, 0.24]]).log()
-    monkeypatch.setattr(family._Writing, "predict", lambda _, time, cell: table[cell])
+    monkeypatch.setattr(UnmaskingWriter, "predict", lambda _, time, cell: table[cell])
     settings = DecodeConfig(order=order, parallel=parallel)
     mdm = tiny_mdm(2, 3)
     step = mdm.writer([Prompt([])], settings, mdm.check([Prompt([])], settings)).step(0)
@@ -356,7 +357,7 @@ def test_the_network_runs_once_for_every_step_of_a_text_and_at_its_time() -> Non
 @pytest.mark.parametrize(("count", "last"), [(1, 1.0), (4, 0.25), (100_000, 1e-3)])
 def test_the_last_step_has_the_noise_that_is_left(monkeypatch: pytest.MonkeyPatch, count: int, last: float) -> None:
     """But no less than in training. All cells wait for the last step here."""
-    monkeypatch.setattr(family, "randint", lambda high, *counters: (high - 1).expand(1, BLOCK))
+    monkeypatch.setattr(unmasking, "randint", lambda high, *counters: (high - 1).expand(1, BLOCK))
     mdm, spy = tiny_mdm(), Spy([])
     mdm.time.register_forward_hook(spy)
     mdm.decode([Prompt([1])], DecodeConfig(max_steps=count))

@@ -258,6 +258,10 @@ def _add_evaluate_infilling(subparsers: Any) -> None:
     about = "fill in the texts with this model: run folder, exported folder, Hub id or bundled model"
     command.add_argument("--model", metavar="MODEL", help=about)
     command.flag("--true-lengths", "with --model: write as many tokens as were removed, which an mdm must be told")
+    about = "with --model: write as many as were removed from another set, drawn at random, which no text is told"
+    command.file("--guess-lengths", about, metavar="SET")
+    command.number("--tries", "with --guess-lengths: of so many drawn lengths keep what is likeliest to the model", 1)
+    command.number("--batch-size", "with --model: texts filled in at once", 64)
     command.number("--count", "number of texts (default: all)")
     command.seed("sampling")
     _add_evaluator(command, ", or none to do without")

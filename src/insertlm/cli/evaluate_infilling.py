@@ -16,6 +16,7 @@ from insertlm.cli.measuring import (
     evaluator_of,
     finish,
     journal_of,
+    model_of,
     name_of,
     named,
     out_of,
@@ -75,9 +76,14 @@ def evaluate_infilling(args: Namespace) -> None:
 
 
 def _check(args: Namespace) -> None:
-    if not args.model and (args.overrides or args.true_lengths):
-        what = f"--{args.overrides[0][0]}" if args.overrides else "--true-lengths"
-        raise InsertlmError(f"{what}: expected --model, which fills in the texts anew")
+    options = {"--true-lengths": args.true_lengths, "--guess-lengths": args.guess_lengths, "--tries": args.tries > 1}
+    given = [*(f"--{key}" for key, _ in args.overrides), *(name for name, value in options.items() if value)]
+    if given and not args.model:
+        raise InsertlmError(f"{given[0]}: expected --model, which fills in the texts anew")
+    if args.true_lengths and args.guess_lengths:
+        raise InsertlmError("--true-lengths and --guess-lengths: expected one of the two")
+    if args.tries > 1 and not args.guess_lengths:
+        raise InsertlmError("--tries: expected --guess-lengths, which they are tries of")
     if args.guessed_lengths and not args.told_lengths:
         raise InsertlmError("--guessed-lengths: expected --told-lengths, too; the share closed lies between both")
 
@@ -94,21 +100,26 @@ def _fill_in(args: Namespace, folder: Path) -> tuple[list[Infilled], dict[str, A
 
     from insertlm.core.progress import progress_bar
     from insertlm.evaluation.generation import fill_once
+    from insertlm.evaluation.guesses import guessed, likeliest
     from insertlm.evaluation.infills import Infilled
     from insertlm.infill.requests import Request
-    from insertlm.model import load
     from insertlm.tasks.infill_sets import read_set
 
     examples = read_set(args.source, args.count)
-    model = load(args.model, args.device)
+    if args.guess_lengths:
+        requests = guessed(examples, read_set(args.guess_lengths), args.tries, args.seed)
+    else:
+        requests = [
+            Request(example.text, example.blanks, lengths_of=example.removed if args.true_lengths else None)
+            for example in examples
+        ]
+    model = model_of(args.model, args.device)
     settings = model.settings(args.overrides)
-    requests = [
-        Request(example.text, example.blanks, lengths_of=example.removed if args.true_lengths else None)
-        for example in examples
-    ]
     kept = folder / f"{name_of(str(args.source))}-{plain(model.name)}-fills.journal.jsonl"
     with Journal(kept) as journal, progress_bar("infilling", len(requests)) as advance:
-        written = fill_once(model, requests, settings, args.seed, journal, advance)
+        written = fill_once(model, requests, settings, args.seed, journal, advance, args.batch_size)
+    if args.tries > 1:
+        written = likeliest(written, len(examples))
     lines = [
         msgspec.convert({**example._asdict(), **fields}, Infilled)
         for example, fields in zip(examples, written, strict=True)
@@ -124,6 +135,8 @@ def _fill_in(args: Namespace, folder: Path) -> tuple[list[Infilled], dict[str, A
         "settings": msgspec.to_builtins(settings),
         "seed": args.seed,
         "true_lengths": args.true_lengths,
+        "guess_lengths": args.guess_lengths and str(args.guess_lengths),
+        "tries": args.tries,
         "refused": refused,
     }
     return lines, how

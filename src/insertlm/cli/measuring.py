@@ -9,6 +9,7 @@ import json
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from insertlm.evaluation.evaluator import Evaluator
     from insertlm.evaluation.nll import Summary
+    from insertlm.model import Model
 
 __all__ = [
     "evaluator_of",
@@ -29,6 +31,7 @@ __all__ = [
     "is_run",
     "journal_of",
     "label_of",
+    "model_of",
     "name_of",
     "named",
     "out_of",
@@ -42,10 +45,34 @@ _NAMED = 10  # most numbers of empty texts that are printed
 
 
 def evaluator_of(args: Namespace) -> Evaluator:
-    from insertlm.evaluation.evaluator import Evaluator
+    from insertlm.evaluation.evaluator import find_model, model_identity
     from insertlm.model import choose_device
 
-    return Evaluator(args.evaluator, choose_device(args.device), args.bos, args.bf16)
+    identity = model_identity(args.evaluator, find_model(args.evaluator))
+    return _evaluator(args.evaluator, choose_device(args.device), args.bos, args.bf16, identity)
+
+
+# A script may carry out many commands in one process: an evaluator, which takes seconds to load, then stays, and so
+# does the last model. Both are known by their files, so that those that have changed are read again.
+@lru_cache(maxsize=4)
+def _evaluator(name: str, device: torch.device, bos: str | None, bf16: bool, identity: str) -> Evaluator:
+    from insertlm.evaluation.evaluator import Evaluator
+
+    return Evaluator(name, device, bos, bf16)
+
+
+def model_of(name: str, device: str | None) -> Model:
+    from insertlm.storage.folders import find
+
+    files = sorted(find(name).rglob("*.safetensors"))
+    return _model(name, device, tuple((file, file.stat().st_mtime_ns) for file in files))
+
+
+@lru_cache(maxsize=1)
+def _model(name: str, device: str | None, files: tuple[tuple[Path, int], ...]) -> Model:
+    from insertlm.model import load
+
+    return load(name, device)
 
 
 def named(evaluator: Evaluator) -> dict[str, str | bool | None]:

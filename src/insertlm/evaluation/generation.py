@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,9 +22,9 @@ from insertlm.infill.stream import Stream
 from insertlm.model import Model
 from insertlm.recipe import portable, to_yaml
 
-__all__ = ["GeneratedTexts", "TextGenerator", "fill_once", "fingerprint", "generate_once", "unconditional"]
+__all__ = ["BATCH", "GeneratedTexts", "TextGenerator", "fill_once", "fingerprint", "generate_once", "unconditional"]
 
-_BATCH = 64  # texts written at once
+BATCH = 64  # texts written at once
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def unconditional(model: Model, seed: int) -> TextGenerator:
 
     def generate(settings: DecodeConfig, count: int) -> list[str]:
         prompts = [Prompt([], seed + number) for number in range(count)]
-        return [model.decode(path.ids) for path in model.write(prompts, settings, _BATCH)]
+        return [model.decode(path.ids) for path in model.write(prompts, settings, BATCH)]
 
     return TextGenerator(key_of(*_identity(model), seed), generate)
 
@@ -86,17 +87,18 @@ def fill_once(
     seed: int,
     journal: Journal,
     progress: Callable[[int], None] = lambda done: None,
+    batch_size: int = BATCH,
 ) -> list[dict[str, Any]]:
-    """What the model writes into the blanks of every request, as the fields of `Infilled`; the i-th has the seed
-    `seed + i`. Of a text that the model cannot take, such as one that is too long, the reason, as `refused`. Texts of
-    the journal are not written again."""
+    """What the model writes into the blanks of every request, as the fields of `Infilled`, and the mean log-probability
+    of its tokens. The i-th has the seed `seed + i`. Of a text that the model cannot take, such as one that is too long,
+    the reason, as `refused`. Texts of the journal are not written again."""
     identity = key_of(*_identity(model), msgspec.to_builtins(settings))
     keys = [key_of("fill", identity, asdict(request), seed + i) for i, request in enumerate(requests)]
     if any(key not in journal for key in keys):
-        for first in range(0, len(requests), _BATCH):
-            part = slice(first, first + _BATCH)
+        for first in range(0, len(requests), batch_size):
+            part = slice(first, first + batch_size)
             _fill_batch(model, requests[part], settings, seed + first, keys[part], journal)
-            progress(min(first + _BATCH, len(requests)))
+            progress(min(first + batch_size, len(requests)))
     return [journal[key] for key in keys]
 
 
@@ -115,9 +117,11 @@ def _fill_batch(
             else:
                 begun.append((key, draft))
     start = time.perf_counter()
-    written = Stream(model.family, [draft for _, draft in begun], settings, _BATCH, watched=False).results
+    written = Stream(model.family, [draft for _, draft in begun], settings, len(requests), watched=False).results
     seconds = (time.perf_counter() - start) / max(1, len(begun))  # they are written together
     for (key, _), filled in zip(begun, written, strict=True):
         path = filled.trajectory
+        likely = [event.log_probability for event in path.events]
         record = {"output": filled.text, "fills": filled.fills, "complete": filled.complete}
+        record["log_probability"] = math.fsum(likely) / len(likely) if likely else None
         journal.add(key, {**record, "tokens": len(path.events), "steps": len(path.steps), "seconds": seconds})

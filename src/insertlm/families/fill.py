@@ -19,6 +19,15 @@ Design choices:
   learnt: the loss is the mean cross-entropy over all those predictions in the batch.
 - Which tokens are missing in training: see corruption/blanks.py. The rows in memory: corruption/laid_out.py.
 
+Three keys leave out what is new here, to measure what it is worth. With all three, and half of the texts written from
+nothing (`everything`), this is the rival that people know: a left-to-right model that has learnt plain texts and
+fill-in-the-middle half and half.
+- `sight: before`. Given rows see only what is given before them, as in a causal model. Fills still see all of it.
+- `positions: plain`. They count the rows. What tells the place of a fill is a number: the k-th blank and its fill begin
+  with the same token. Blanks cannot be written in step then, for nobody knows how many rows there will be before the
+  second fill; and a hint has no room beside the number.
+- `learn: all`. Given tokens are learnt, too, each from what is given before it.
+
 What follows from this:
 - One pass teaches every token of every fill, as a left-to-right model learns every token of a text. With nothing given
   it is one.
@@ -33,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -72,13 +82,27 @@ class FillConfig(FamilyConfig, frozen=True, kw_only=True, tag="fill"):
     hints: Fraction = 0.25  # of the blanks, which say about how many words belong there
     in_step: Fraction = 0.25  # of the examples, whose blanks are written a token in each at a time
     jump: Count = 64  # positions that stay free behind a blank; longer fills overtake what follows them
+    sight: Literal["both", "before"] = "both"  # the sides of itself that a given token sees
+    positions: Literal["blank", "plain"] = "blank"  # of a fill: those of its blank, or just behind what is before it
+    learn: Literal["fills", "all"] = "fills"  # all: given tokens, too
+
+    def __post_init__(self) -> None:
+        if self.positions == "plain" and (self.hints or self.in_step):
+            raise ValueError("positions: plain: expected hints: 0 and in_step: 0, which need the positions of blanks")
+        if self.learn == "all" and self.sight == "both":
+            raise ValueError("learn: all: expected sight: before, because what a token sees it need not learn")
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Filler:
         return Filler(self, model, tokenizer)
 
     def longest_row(self, prefix: int, target: int) -> int:
         """Positions, of which the jumps take most of what the blanks need."""
-        return prefix + 1 + target + MOST * (self.jump + 1)
+        return prefix + 1 + target + MOST * (self.free + 1)
+
+    @property
+    def free(self) -> int:
+        """How many positions stay free behind a blank."""
+        return 0 if self.positions == "plain" else self.jump
 
 
 class Filler(Sequential):
@@ -89,12 +113,15 @@ class Filler(Sequential):
     traits: Tensor
 
     def __init__(self, config: FillConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(model, tokenizer, extra=len(HINTS) + 1)
+        plain = config.positions == "plain"
+        super().__init__(model, tokenizer, extra=len(HINTS) + 1 + MOST * plain)
         special = self.specials
         self.config = config
         self.abilities = replace(self.abilities, takes_hints=config.hints > 0.0, parallel=config.in_step > 0.0)
         hints, onward = tokenizer.size, tokenizer.size + len(HINTS)
-        self.layout = Layout(config.jump, special.mask, special.stop, special.eos, hints, onward)
+        marks = onward + 1 if plain else None
+        ids = special.mask, special.stop, special.eos, hints, onward
+        self.layout = Layout(config.free, *ids, causal=config.sight == "before", marks=marks)
         self.blanks = BlanksConfig(suffix=config.suffix, everything=config.everything, share=config.share)
         self.unembedding = self.backbone.unembedding()
         self._rounded: Tensor | None = None
@@ -127,7 +154,7 @@ class Filler(Sequential):
 
     def hidden(self, x: Laid, keys: Tensor | None) -> Tensor:
         """Of the rows that predict, [P, width]. keys: [T] for dropout"""
-        attention = PackedAttention(x.packing.segments, order=x.order)
+        attention = PackedAttention(x.packing.segments, order=x.order, causal=x.order is None)
         hidden: Tensor = self.backbone(x.tokens, x.positions, attention, keys=keys, wanted=x.rows)
         return hidden
 
@@ -136,15 +163,18 @@ class Filler(Sequential):
         hint = hint_of(blanks.words(rows.target, self.traits))
         number = torch.arange(MOST, device=hint.device)
         hinted = chance(self.config.hints, noise.seed, noise.example[:, None], noise.epoch[:, None], _HINT, number)
-        plain = torch.where(blanks.onward, self.layout.onward, self.layout.fill)[:, None]
+        fill = number.new_tensor([self.layout.opening(None, number=k) for k in range(MOST)])
+        plain = torch.where(blanks.onward[:, None], self.layout.onward, fill)
         openings = torch.where(hinted, self.layout.hints + hint, plain)
-        in_step = chance(self.config.in_step, *noise, _IN_STEP)
-        most = None
+        in_step = chance(self.config.in_step, *noise, _IN_STEP) if self.config.in_step else None
+        all_rows, most = self.config.learn == "all", None
         # About a quarter of the rows predict. With many texts it is never nearly half, and the loss of rows that are
         # spare would cost a tenth of a step.
-        if capacity is not None and len(rows.target) >= _MANY and self.config.suffix + self.config.everything <= 0.4:
+        few = self.config.suffix + self.config.everything <= 0.4 and not all_rows
+        if capacity is not None and len(rows.target) >= _MANY and few:
             most = whole_blocks(capacity // 2)
-        return lay_out(rows, blanks, noise, self.layout, capacity, most=most, openings=openings, in_step=in_step)
+        how = {"openings": openings, "in_step": in_step, "all_rows": all_rows}
+        return lay_out(rows, blanks, noise, self.layout, capacity, most=most, **how)
 
     def check_completion(self, completion: Completion) -> None:
         super().check_completion(completion)
@@ -164,7 +194,9 @@ class Filler(Sequential):
             spare = MOST - len(each.fills)
             edges.append([*each.ranges, *[(len(each.text), len(each.text))] * spare])
             prompt, gaps = each.prompt, sorted(each.prompt.gaps)
-            opened = [self.layout.opening(prompt.words.get(gap), prompt.writes_on(gap)) for gap in gaps]
+            opened = [
+                self.layout.opening(prompt.words.get(gap), prompt.writes_on(gap), k) for k, gap in enumerate(gaps)
+            ]
             openings.append([*opened, *[self.layout.fill] * spare])
         count = torch.tensor([len(each.fills) for each in completions], device=self.device)
         begin, end = torch.tensor(edges, device=self.device).unbind(2)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from typing import Self
 
 import numpy as np
@@ -236,7 +237,8 @@ class FillWriter(BatchWriter):
         in_front = column[:-MOST] < length
         keep = torch.cat([in_front, self.rows], 1)
         packing = Packing(keep, counts=lengths + opens)
-        order = packing.pack(torch.cat([torch.zeros_like(in_front), self.rows], 1).long()).int()
+        width = len(column) - MOST
+        order = packing.pack(torch.where(column < width, column * self.layout.causal, width).expand_as(keep)).int()
         record: list[tuple[Tensor, Tensor]] = []
         attention = PackedAttention(packing.segments, order=order, record=record)
         ids, places = (
@@ -250,11 +252,11 @@ class FillWriter(BatchWriter):
 
     def _given(self, prompt: Prompt) -> tuple[list[int], list[int]]:
         """The given row with its blanks, and the positions of its tokens."""
-        special, jump = self.family.specials, self.layout.jump
-        tokens, positions = [*prompt.prefix, special.bos], [*range(len(prompt.prefix) + 1)]
+        jump, blanks = self.layout.jump, count()
+        tokens, positions = [*prompt.prefix, self.family.specials.bos], [*range(len(prompt.prefix) + 1)]
         for gap, token in enumerate([*prompt.start, None]):
             if gap in prompt.gaps:
-                tokens.append(special.mask)
+                tokens.append(self.layout.blank_of(next(blanks)))
                 positions.append(positions[-1] + 1)
             if token is not None:
                 tokens.append(token)

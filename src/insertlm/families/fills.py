@@ -74,7 +74,8 @@ class Shown(NamedTuple):
 class Fills:
     """B texts with G blanks each, from left to right, of which some may not exist.
 
-    Given, [B, G]: gap, rank in the given text   at, its position   least, most   most_limit, what `most` stands for
+    Given, [B, G]: gap, rank in the given text   at, its position, if it stays where it is (`placed`, bool), else that
+    behind all that is given   least, most   most_limit, what `most` stands for
     attempts   headed: bool   openings: [B, G, ATTEMPTS], the token each attempt begins with
     Given, [B]: max_tokens, max_steps   tokens_limit, what `max_tokens` stands for   together: bool
 
@@ -90,6 +91,7 @@ class Fills:
 
     gap: Tensor
     at: Tensor
+    placed: Tensor
     least: Tensor
     most: Tensor
     most_limit: Tensor
@@ -154,6 +156,7 @@ class Fills:
         return cls(
             gap=each("gap"),
             at=each("at"),
+            placed=each("placed"),
             least=each("least"),
             most=each("most"),
             most_limit=each("most_limit"),
@@ -210,7 +213,9 @@ class Fills:
         """The next row of each blank at work: its token and its position, both [B, G]. `size` is that of the row."""
         attempt = torch.where(self.replays, self.script_attempt, self.attempt)
         opening = self.openings.gather(2, attempt[..., None]).squeeze(2)
-        return torch.where(self.fresh, opening, self.latest), self.at + self.size
+        rows = 1 + self.size  # of each blank that is done, or at work
+        before = torch.where(self.placed, 0, rows.cumsum(1) - rows)
+        return torch.where(self.fresh, opening, self.latest), self.at + before + self.size
 
     @property
     def left(self) -> Tensor:
@@ -352,7 +357,11 @@ class _Blank:
         settings: DecodeConfig,
     ) -> None:
         self.real, self.gap = gap is not None, gap or 0
-        self.at = len(prompt.prefix) + 1 + self.gap + number * (1 + layout.jump)
+        self.placed = layout.marks is None
+        in_front = len(prompt.prefix) + 1
+        self.at = in_front + self.gap + number * (1 + layout.jump)
+        if not self.placed:
+            self.at = in_front + len(prompt.start) + len(prompt.gaps)
         bounds = prompt.bounds.get(self.gap, Bounds()) if self.real else Bounds()
         behind = positions - 1 - self.at
         most = _ENDLESS if bounds.most is None else bounds.most
@@ -367,7 +376,7 @@ class _Blank:
         fitting = [max(1, int(self.most * share)) for share in _SHARES]
         words = [asked, *(min(fit, fit if asked is None else asked) for fit in fitting)]
         tried, onward = words if hints and varies else [asked] * ATTEMPTS, prompt.writes_on(self.gap)
-        self.openings = [layout.opening(number, onward) for number in tried]
+        self.openings = [layout.opening(words, onward, number) for words in tried]
 
 
 def _padded(prompt: Prompt) -> list[int | None]:

@@ -22,6 +22,8 @@ __all__ = ["Masks", "mask_bound"]
 
 def mask_bound(family: MDM, completion: Completion, effort: Effort) -> Estimate:
     start, prompt = completion.prompt.start, completion.prompt
+    if not family.config.padded:
+        raise InsertlmError("likelihoods: this mdm has learnt no lengths; expected one with family.padded: true")
     if prompt.gaps != {len(start)}:
         raise InsertlmError("likelihoods: an mdm gives one to texts and to their ends; expected no other blank")
     size = family.config.block - len(start)

@@ -14,6 +14,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes
 from insertlm.data.order import Order
 from insertlm.families.arm import ArmConfig
+from insertlm.families.both import BothConfig
 from insertlm.families.fill import FillConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
@@ -41,6 +42,7 @@ FAMILIES: list[tuple[AnyFamily, DecodeConfig]] = [
         MdmConfig(block=4),
         ItConfig(),
         FillConfig(jump=4),
+        BothConfig(jump=4),
         FillConfig(sight="before", positions="plain", learn="all", hints=0.0, in_step=0.0),
     )
 ]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Packing", "Segments", "most_spare", "running_sum"]
+__all__ = ["Joined", "Packing", "Segments", "most_spare", "running_sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +81,13 @@ class Packing:
             self.total, longest = int(counts.sum()), int(counts.max())
         else:
             self.total, longest = capacity, keep.shape[1]
-            # The empty tail is cut into segments of at most `longest` rows: of a longer one the attention kernel would
-            # leave rows unwritten, and many empty segments would slow it down.
-            pieces = -(-most_spare(capacity) // longest)
-            tail = ends[-1] + longest * torch.arange(1, pieces, device=keep.device)
-            cu = torch.cat([cu, tail.clamp(max=capacity), cu.new_full((1,), capacity)])
+            cu = _with_tail(cu, longest, capacity)
         self.segments = Segments(cu.int(), longest, self.total)
+
+    @property
+    def real(self) -> Tensor:
+        """[B+1], where each row's cells start in the buffer, and the end of the last"""
+        return torch.cat([self.starts, self.starts[-1:] + self.lengths[-1:]])
 
     def pack(self, matrix: Tensor, fill: int = 0) -> Tensor:
         """The kept cells of a [B, C] matrix as [total]; the tail is `fill`."""
@@ -94,6 +95,36 @@ class Packing:
         buffer = matrix.new_full((self.total + 1,), fill)  # dropped cells all land in the extra last place
         place = torch.where(self.keep, self.where, self.total)
         return buffer.scatter(0, place.flatten(), matrix.flatten())[:-1]
+
+
+class Joined:
+    """Two buffers in one: the rows of the first, those of the second right behind them, then whatever is spare.
+
+    capacity: rows of the new buffer   begin: [] where the second begins   segments: of both
+    """
+
+    def __init__(self, first: Packing, second: Packing, capacity: int | None = None) -> None:
+        edges, more = first.real, second.real
+        self.begin, longest = edges[-1], max(first.segments.longest, second.segments.longest)
+        cu = torch.cat([edges, self.begin + more[1:]])
+        total = first.total + second.total if capacity is None else capacity
+        row = torch.arange(total, device=cu.device)
+        behind = first.total + row - self.begin
+        self._source = torch.where(row < self.begin, row, behind).clamp(max=first.total + second.total - 1)
+        cu = cu if capacity is None else _with_tail(cu, longest, capacity)
+        self.segments = Segments(cu.int(), longest, total)
+
+    def __call__(self, first: Tensor, second: Tensor) -> Tensor:
+        """What is packed in the two buffers, in the new one."""
+        return torch.cat([first, second]).index_select(0, self._source)
+
+
+def _with_tail(cu: Tensor, longest: int, capacity: int) -> Tensor:
+    """The edges of the segments, with those of an empty tail. It is cut into segments of at most `longest` rows: of a
+    longer one the attention kernel would leave rows unwritten, and many empty segments would slow it down."""
+    pieces = -(-most_spare(capacity) // longest)
+    tail = cu[-1] + longest * torch.arange(1, pieces, device=cu.device)
+    return torch.cat([cu, tail.clamp(max=capacity), cu.new_full((1,), capacity)])
 
 
 @torch.library.custom_op("insertlm::running_sum", mutates_args=())

@@ -143,7 +143,10 @@ class Filler(Sequential):
         x = self.corrupted(rows, noise, capacity)
         hidden = self.hidden(x, x.dropout if self.training else None)
         every = torch.arange(len(hidden), device=hidden.device)
-        mass, score = slot_scores(hidden, self.unembedding.weight, every, x.words)
+        return self.mean_losses(x, *slot_scores(hidden, self.unembedding.weight, every, x.words))
+
+    def mean_losses(self, x: Laid, mass: Tensor, score: Tensor) -> Losses:
+        """mass, score: [P], the log-sum-exp of the logits of each row that predicts, and that of what comes next"""
         count = x.real.sum()
         surprise = (mass - score) * x.real
         ends = (x.words == self.specials.eos) & (x.real > 0)

@@ -62,7 +62,17 @@ from insertlm.tasks.base import Examples, Task
 from insertlm.text.tokenizers import Tokenizer
 from insertlm.text.units import token_traits
 
-__all__ = ["ILM", "IlmConfig"]
+__all__ = [
+    "ILM",
+    "_POLICIES",
+    "IlmConfig",
+    "IlmWriter",
+    "Inserting",
+    "StopHead",
+    "check_places",
+    "gate_losses",
+    "token_losses",
+]
 
 _SLOT, _TOKEN, _GATE = 0, 1, 2  # streams of noise in decoding
 _POLICIES: dict[str, policies.Policy] = {
@@ -129,7 +139,15 @@ class StopHead(nn.Module):
         return logits
 
 
-class ILM(Family):
+class Inserting(Family):
+    """A family that has what writing like an ILM takes."""
+
+    unembedding: nn.Linear
+    stop: StopHead
+    gated: bool  # whether `stop` is asked about every slot
+
+
+class ILM(Inserting):
     abilities = Abilities(
         orders=tuple(_POLICIES),
         parallel=True,
@@ -145,6 +163,7 @@ class ILM(Family):
         self.config = config
         self.unembedding = self.backbone.unembedding()
         self.stop = StopHead(model.width)
+        self.gated = config.stop == "slots"
         traits = torch.from_numpy(token_traits(tokenizer)) if config.blanks else NO_TRAITS
         self.register_buffer("traits", traits, persistent=False)
         # Two, because the thread that asks for lengths must not touch the device.
@@ -172,61 +191,23 @@ class ILM(Family):
         mass, score = slot_scores(hidden, self.unembedding.weight, x.slots.flatten(), x.target.flatten())
         # Sums over thousands of slots, and a loss that ends near zero, need float32.
         with torch.autocast(hidden.device.type, enabled=False):
-            token_loss = self._token_loss(mass, score.view_as(x.target), x)
-            stop_loss = self._gate_loss(hidden, x, capacity) if self.gated else self._stop_loss(hidden, x)
+            token_loss = token_losses(mass, score.view_as(x.target), x).mean()
+            stop_loss = gate_losses(self.stop, hidden, x, capacity).mean() if self.gated else self._stop_loss(hidden, x)
         total = token_loss + self.config.stop_weight * stop_loss
         return Losses(total, {"token_loss": token_loss.detach(), "stop_loss": stop_loss.detach()})
-
-    def _token_loss(self, mass: Tensor, score: Tensor, x: Corrupted) -> Tensor:
-        """Cross-entropy with the empirical distribution of the wanted tokens; 0 where none is missing.
-
-        That is log Σ exp over all slots and words, minus the mean logit of the wanted tokens in their slots.
-        mass: [T] log-sum-exp of each row's logits   score: [N, L] logit of every target token in its slot
-        """
-        where, is_slot = (x.by_text(part) for part in (x.packing.where, x.packing.keep))
-        slots = mass.gather(0, where.clamp(min=0).flatten()).view_as(where)
-        log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)
-        mean_score = (score * x.wanted).sum(1) / x.count.clamp(min=1)
-        return torch.where(x.count > 0, log_total - mean_score, 0.0).mean()
 
     def _stop_loss(self, hidden: Tensor, x: Corrupted) -> Tensor:
         return F.cross_entropy(self.stop(hidden.index_select(0, x.stop)), (x.count > 0).long())
 
-    def _gate_loss(self, hidden: Tensor, x: Corrupted, capacity: int | None) -> Tensor:
-        """The mean over the slots of a text in which something may be missing, then over texts: a text has hundreds of
-        slots outside of its blanks, which would drown the few that writing asks."""
-        slots = slots_of(x, capacity)
-        logits = self.stop(hidden.index_select(0, slots.rows))
-        surprise = F.cross_entropy(logits, (slots.missing > 0).long(), reduction="none")
-        asked = slots.packing.keep & x.open
-        each = surprise.index_select(0, slots.packing.where.flatten()).view_as(asked)
-        return ((each * asked).sum(1) / asked.sum(1)).mean()
-
     # --- Writing
-
-    @property
-    def gated(self) -> bool:
-        return self.config.stop == "slots"
 
     def check(self, prompts: Sequence[Prompt], settings: DecodeConfig) -> int:
         longest = super().check(prompts, settings)
-        if settings.order in ("certainty", "margin"):
-            if settings.joint:
-                raise InsertlmError(f"decode.joint: expected false with decode.order {settings.order}, got true")
-            if settings.position_top_k != 1:
-                raise InsertlmError(
-                    f"decode.position_top_k: expected 1 with decode.order {settings.order}, which takes the best slot, "
-                    f"got {settings.position_top_k}"
-                )
-        if settings.parallel != 1 and (settings.joint or settings.position_top_k != 1):
-            raise InsertlmError(
-                "decode.parallel: expected 1 where places are drawn (decode.joint, decode.position_top_k), "
-                f"got {settings.parallel}"
-            )
+        check_places(settings)
         return longest
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
-        return _Writing(self, prompts, settings, longest)
+        return IlmWriter(self, prompts, settings, longest)
 
     @torch.inference_mode()
     def score(self, prefix: Sequence[int], text: Sequence[int], batch_size: int = 64) -> Score:
@@ -238,7 +219,7 @@ class ILM(Family):
             left_out = [(row, first - 1 + row) for row in range(len(batch)) if first + row > 0]
             pairs = [(row, k, first_slot + gap) for row, k in left_out for gap in restoring_gaps(text, k)]
             with exclusively(self.device):
-                writing = _Writing(self, batch, DecodeConfig(), longest)
+                writing = IlmWriter(self, batch, DecodeConfig(), longest)
                 writing.stay_open()
                 stop, masses, found = writing.appraise([(row, cell, text[k]) for row, k, cell in pairs])
             stops += stop.tolist()
@@ -248,10 +229,51 @@ class ILM(Family):
         return Score(list(text), stops[0], slots, tokens, stops[1:])
 
 
-class _Writing(InsertionWriter):
+def token_losses(mass: Tensor, score: Tensor, x: Corrupted) -> Tensor:
+    """Cross-entropy with the empirical distribution of the wanted tokens of each text, [N]; 0 where none is missing.
+
+    That is log Σ exp over all slots and words, minus the mean logit of the wanted tokens in their slots.
+    mass: [T] log-sum-exp of each row's logits   score: [N, L] logit of every target token in its slot
+    """
+    where, is_slot = (x.by_text(part) for part in (x.packing.where, x.packing.keep))
+    slots = mass.gather(0, where.clamp(min=0).flatten()).view_as(where)
+    log_total = slots.masked_fill(~is_slot, -torch.inf).logsumexp(1)
+    mean_score = (score * x.wanted).sum(1) / x.count.clamp(min=1)
+    return torch.where(x.count > 0, log_total - mean_score, 0.0)
+
+
+def gate_losses(gate: StopHead, hidden: Tensor, x: Corrupted, capacity: int | None) -> Tensor:
+    """Of each text the mean over the slots in which something may be missing, [N]: a text has hundreds of slots outside
+    of its blanks, which would drown the few that writing asks."""
+    slots = slots_of(x, capacity)
+    logits = gate(hidden.index_select(0, slots.rows))
+    surprise = F.cross_entropy(logits, (slots.missing > 0).long(), reduction="none")
+    asked = slots.packing.keep & x.open
+    each = surprise.index_select(0, slots.packing.where.flatten()).view_as(asked)
+    return (each * asked).sum(1) / asked.sum(1)
+
+
+def check_places(settings: DecodeConfig) -> None:
+    """Refuse settings that contradict each other about where to write."""
+    if settings.order in ("certainty", "margin"):
+        if settings.joint:
+            raise InsertlmError(f"decode.joint: expected false with decode.order {settings.order}, got true")
+        if settings.position_top_k != 1:
+            raise InsertlmError(
+                f"decode.position_top_k: expected 1 with decode.order {settings.order}, which takes the best slot, "
+                f"got {settings.position_top_k}"
+            )
+    if settings.parallel != 1 and (settings.joint or settings.position_top_k != 1):
+        raise InsertlmError(
+            "decode.parallel: expected 1 where places are drawn (decode.joint, decode.position_top_k), "
+            f"got {settings.parallel}"
+        )
+
+
+class IlmWriter(InsertionWriter):
     """An ILM at work."""
 
-    family: ILM
+    family: Inserting
     mixes = True
 
     @cached_property

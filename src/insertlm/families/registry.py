@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from insertlm.families.arm import ArmConfig
+from insertlm.families.both import BothConfig
 from insertlm.families.fill import FillConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
@@ -11,6 +12,6 @@ from insertlm.families.mdm import MdmConfig
 __all__ = ["DEFAULT", "AnyFamily"]
 
 # The `name` in a recipe, which is the tag of each, decides which of these the section is read as.
-AnyFamily = IlmConfig | ArmConfig | MdmConfig | ItConfig | FillConfig
+AnyFamily = IlmConfig | ArmConfig | MdmConfig | ItConfig | FillConfig | BothConfig
 
 DEFAULT = IlmConfig()  # of a recipe that has no section `family`

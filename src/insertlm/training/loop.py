@@ -24,6 +24,7 @@ from insertlm.core.version import VERSION
 from insertlm.data.order import Order
 from insertlm.recipe import Recipe, TrainConfig, build_family, to_yaml
 from insertlm.storage import checkpoints
+from insertlm.training.deterministic import deterministic
 from insertlm.training.metrics import MetricsLog, open_tracker
 from insertlm.training.parallel import build_step
 from insertlm.training.run_folder import claimed, recognise
@@ -113,7 +114,8 @@ class _Run:
             self.step.family.train()
             stopping = False
             while self.done < config.steps and not stopping:
-                self.step(self.done)
+                with deterministic(config.deterministic):
+                    self.step(self.done)
                 self.done += 1
                 self.progress.update(self.bar, completed=self.done)
                 stopping = self.processes.stopping()  # all processes stop at the same step, or none

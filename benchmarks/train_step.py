@@ -3,6 +3,7 @@
 python benchmarks/train_step.py --preset paper                        # on a GPU
 python benchmarks/train_step.py --layers 4 --width 256 --threads 2    # on a CPU
 python benchmarks/train_step.py --preset paper --task stories --batch-size 512    # texts as long as stories
+python benchmarks/train_step.py --preset paper --deterministic        # twice: `weights` must be the same
 
 Families see rows of different lengths (--family arm, mdm, it), so compare their microseconds per row.
 """
@@ -17,11 +18,13 @@ import torch
 from common import STORIES, model_arguments, recipe_of, report
 
 from insertlm.data.order import Order
+from insertlm.evaluation.generation import fingerprint
 from insertlm.families.base import Family
 from insertlm.model import choose_device
 from insertlm.recipe import build_family
 from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import WordTokenizer
+from insertlm.training.deterministic import deterministic
 from insertlm.training.step import TrainStep
 
 BLOCK, WORDS = 1024, 30_516  # with six special tokens this is the published vocabulary
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps per repetition")
     parser.add_argument("--warmup", type=int, default=50)
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--deterministic", action="store_true", help="steps that give the same bits again")
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
     torch.set_float32_matmul_precision("high")
@@ -54,17 +58,18 @@ def main() -> None:
     )
     visible, times = 0, []
     number = 0
-    for _ in range(arguments.warmup):
-        step(number)
-        number += 1
-    for _ in range(repetitions):
-        _wait(device)
-        started = time.perf_counter()
-        for _ in range(arguments.steps):
-            visible += step(number).visible
+    with deterministic(arguments.deterministic):
+        for _ in range(arguments.warmup):
+            step(number)
             number += 1
-        _wait(device)
-        times.append((time.perf_counter() - started) / arguments.steps * 1000)
+        for _ in range(repetitions):
+            _wait(device)
+            started = time.perf_counter()
+            for _ in range(arguments.steps):
+                visible += step(number).visible
+                number += 1
+            _wait(device)
+            times.append((time.perf_counter() - started) / arguments.steps * 1000)
     milliseconds = statistics.median(times)
     visible_rows = visible / (repetitions * arguments.steps)
     report(
@@ -77,6 +82,8 @@ def main() -> None:
         dropout=recipe.model.dropout,
         prefix_lm=recipe.model.prefix_lm,
         batch_size=arguments.batch_size,
+        deterministic=arguments.deterministic,
+        weights=fingerprint(family)[:16],
         precision="bfloat16" if step.bf16 else "float32",
         rows_per_step=round(visible_rows),
         milliseconds=round(milliseconds, 2),

@@ -57,6 +57,10 @@ def test_training_steps_are_timed_by_the_row(
     monkeypatch.setattr(sys, "argv", ["x", *TINY_MODEL, "--batch-size", "4", "--steps", "1", "--warmup", "1"])
     train_step.main()
     found = figures(capsys)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--deterministic"])
+    train_step.main()
+    again = figures(capsys)  # on a CPU the same bits in any case
+    assert again["deterministic"] and again["weights"] == found["weights"]
     # A row of star-easy has 28 tokens that are given and up to 8 others.
     assert 4 * 28 <= found["rows_per_step"] <= 4 * 36
     assert found["microseconds_per_row"] == pytest.approx(

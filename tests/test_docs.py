@@ -6,7 +6,6 @@ import json
 import os
 import re
 import runpy
-import shlex
 import shutil
 import subprocess
 import sys
@@ -103,39 +102,19 @@ def test_the_family_added_on_the_page_is_trained_and_evaluated_by_the_command_li
     assert json.loads((tmp_path / "result.json").read_text())["decode"]["parallel"] == 0
 
 
-def test_the_task_added_on_the_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file becomes a module for as long as the test runs, and its tests are called."""
-    task, tests = blocks("adding-a-task.md")
-    module = ModuleType("insertlm.tasks.sort")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(task, module.__dict__)
-    names: dict[str, Any] = {}
-    exec(tests, names)
-    cases = [case for name, case in names.items() if name.startswith("test_")]
-    assert len(cases) == 4
-    for case in cases:
-        marks = getattr(case, "pytestmark", [])
-        for values in marks[0].args[1] if marks else [None]:
-            case() if values is None else case(values)
+def test_the_code_of_the_page_about_tasks_is_that_of_the_package() -> None:
+    def text(place: str) -> str:
+        return (DOCS.parent / place).read_text(encoding="utf-8")
 
-
-def test_the_task_added_on_the_page_is_learned_by_the_commands_on_it(tmp_path: Path) -> None:
-    """In a copy of the package, with fewer steps. It is a task like any other to a family that is not the recipe's."""
-    sources = package_with(tmp_path, "adding-a-task.md", "tasks", "sort.py", "AnyTask")
-    page = (DOCS / "adding-a-task.md").read_text(encoding="utf-8")
-    [place] = re.findall(r"^`(recipes/.*?)`", page, re.MULTILINE)
-    [recipe] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (tmp_path / place).parent.mkdir(parents=True)
-    (tmp_path / place).write_text(recipe, encoding="utf-8")
-
-    [session] = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
-    data, train, evaluate, generate = (shlex.split(line)[2:] for line in session.splitlines())
-    assert len(run(tmp_path, sources, *data).split("\n\n")) == 3
-    brief = ["--train.steps", "150", "--train.validate_every", "0", "--task.train", "500"]
-    run(tmp_path, sources, *train, *brief)
-    assert "sequence accuracy" in run(tmp_path, sources, *evaluate, "--count", "20")
-    assert run(tmp_path, sources, *generate).startswith("7 2 9 → ")
-    run(tmp_path, sources, *train[:2], "--run", "runs/arm", *brief, "--family.name", "arm", "--train.steps", "2")
+    page = text("docs/adding-a-task.md")
+    code, recipe = text("src/insertlm/tasks/sudoku.py"), text("recipes/sudoku/ilm.yaml")
+    tests, registry = text("tests/tasks/test_sudoku.py"), text("src/insertlm/tasks/registry.py")
+    *shown, tested = blocks("adding-a-task.md")
+    assert len(shown) == 4 and all(block in code for block in shown)
+    assert tested in tests
+    assert all(block in recipe for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    lines = re.findall(r"^    ((?:from insertlm|AnyTask).*)$", page, re.MULTILINE)
+    assert len(lines) == 2 and {*lines} <= {*registry.splitlines()}
 
 
 def test_the_puzzle_on_the_page_is_the_one_that_is_printed(

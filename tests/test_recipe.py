@@ -172,7 +172,7 @@ def test_differences_name_every_key_that_differs() -> None:
         ("family", {"solver": 0.5}, "recipe: family.solver is 0.5; expected 0 for a task without a solver"),
         ("family", {"name": "mdm", "block": 5}, "recipe: "),
         ("model", {"preset": "mini", "heads": 3}, "model: width 128 does not split into 3 heads of an even size"),
-        ("task", {"name": "sudoku"}, "task.name: expected one of star, zebra, text, got 'sudoku'"),
+        ("task", {"name": "chess"}, "task.name: expected one of star, zebra, sudoku, text, got 'chess'"),
         ("task", {"preset": "zebra", "order": "forward"}, "task.order: expected one of sorted, solver, got 'forward'"),
         (
             "task",

@@ -97,6 +97,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     validate_every: Index = 0  # steps between validations, 0 = never
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; auto = bfloat16 on CUDA, else float32
     compile: bool = True  # on CUDA; elsewhere steps run as they are written
+    deterministic: bool = False  # on CUDA: the same bits for the same seed and GPU; on a CPU every run has them
     recompute: bool = False  # blocks again for the gradient, keeping only their inputs: slower, in far less memory
     tracker: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 

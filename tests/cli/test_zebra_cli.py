@@ -222,7 +222,7 @@ def test_what_cannot_be_solved_is_one_line(capsys: pytest.CaptureFixture[str], t
 def test_what_is_not_text_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     Path("puzzle.txt").write_bytes(b"\xff\xfe\x00")
     assert main(["solve", "puzzle.txt"]) == 2
-    assert capsys.readouterr().err == "insertlm: puzzle.txt: is not text; expected clues\n"
+    assert capsys.readouterr().err == "insertlm: puzzle.txt: is not text; expected clues or a grid\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x00")))
     assert main(["solve", "-"]) == 2
-    assert capsys.readouterr().err == "insertlm: -: is not text; expected clues\n"
+    assert capsys.readouterr().err == "insertlm: -: is not text; expected clues or a grid\n"

@@ -11,11 +11,11 @@ import pytest
 
 from insertlm.core.errors import InsertlmError
 from insertlm.tasks.base import SPLITS, Example, Task
+from insertlm.tasks.stored import stored
 from insertlm.tasks.zebra import puzzles as zebra_puzzles
 from insertlm.tasks.zebra import task as zebra
 from insertlm.tasks.zebra.clues import HOUSE, NONE, SIDE, Clue, read
 from insertlm.tasks.zebra.solver import solve
-from insertlm.tasks.zebra.store import stored
 from insertlm.tasks.zebra.task import Zebra, in_threes
 
 ZEBRA: Task = Zebra()

@@ -357,7 +357,7 @@ def _add_filler(command: _Parser) -> None:
 def _add_data(subparsers: Any) -> None:
     note = "insertlm data tokenizer FILE… trains a byte-level BPE tokenizer on text files."
     command = _add(subparsers, "data", "print examples of a task, or write them as JSONL", note)
-    command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard, zebra or tokenizer")
+    command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard, zebra, sudoku or tokenizer")
     command.add_argument("files", nargs="*", default=[], metavar="FILE", help=f"tokenizer: {_TEXTS}")
     command.number("--size", "tokenizer: size of the vocabulary", 8192, _whole(1, 10**7))
     command.number("--count", "number of examples", 3)
@@ -388,9 +388,12 @@ def _add_data_infilling(subparsers: Any) -> None:
 
 
 def _add_solve(subparsers: Any) -> None:
-    note = "A clue reads like `left-of LHS c 2 2 RHS c 2 1 CLUE_END`; `insertlm data zebra` prints some."
-    command = _add(subparsers, "solve", "solve a zebra puzzle by deduction, or say what is wrong with it", note)
-    command.file("file", "file of clues; - reads standard input")
+    note = (
+        "A clue reads like `left-of LHS c 2 2 RHS c 2 1 CLUE_END`; a sudoku has 81 cells, `.` for an empty one. "
+        "`insertlm data zebra` and `insertlm data sudoku` print some."
+    )
+    command = _add(subparsers, "solve", "solve a zebra puzzle or a sudoku, or say what is wrong with it", note)
+    command.file("file", "file of clues or of a grid; - reads standard input")
 
 
 # --- Using models elsewhere

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["ROWS", "layer_norm", "linear", "rms_norm", "rotate", "swiglu", "whole_blocks"]
+__all__ = ["ROWS", "embed", "layer_norm", "linear", "rms_norm", "rotate", "swiglu", "whole_blocks"]
 
 ROWS = 128  # rows of a block; buffers of a fixed capacity hold whole blocks
 
@@ -78,6 +78,15 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
+def embed(tokens: Tensor, weight: Tensor) -> Tensor:
+    """[T] to [T, width]. Where torch's deterministic algorithms are asked for, rows of a word are sorted before their
+    gradients are added; the compiler would add them one by one, which takes long where words are few."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return F.embedding(tokens, weight)
+    rows: Tensor = _Embedding.apply(tokens, weight)  # type: ignore[no-untyped-call]
+    return rows
+
+
 def rotate(qkv: Tensor, key_heads: int, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split into q, k and v, and rotate q and k: pairs (i, i + rotary/2) of each head's first dimensions, by the angles
     of the row's position. The other dimensions stay as they are.
@@ -104,6 +113,31 @@ def _column_sums(x: Tensor) -> Tensor:
     if not x.is_cuda or x.shape[0] % ROWS:
         return x.sum(0, dtype=dtype)
     return x.view(-1, ROWS, x.shape[1]).sum(1, dtype=dtype).sum(0)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.words = len(weight)
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (tokens,) = ctx.saved_tensors
+        return None, _sums_by_word(grad, tokens, ctx.words)
+
+
+@torch.library.custom_op("insertlm::sums_by_word", mutates_args=())
+def _sums_by_word(grad: Tensor, tokens: Tensor, words: int) -> Tensor:
+    """A custom operator, because the compiler would replace torch's kernel, which sorts, by atomic additions."""
+    return torch.ops.aten.embedding_dense_backward(grad, tokens, words, -1, False)  # type: ignore[no-any-return]
+
+
+@_sums_by_word.register_fake
+def _(grad: Tensor, tokens: Tensor, words: int) -> Tensor:
+    return grad.new_empty(words, grad.shape[1])
 
 
 class _LayerNorm(torch.autograd.Function):

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from insertlm.core.noise import column_keys, keep_mask
 from insertlm.nn.attention import Attention
-from insertlm.nn.fused import layer_norm, linear, rms_norm, rotate, swiglu
+from insertlm.nn.fused import embed, layer_norm, linear, rms_norm, rotate, swiglu
 from insertlm.nn.spec import ModelConfig
 
 __all__ = ["Block", "Condition", "Rotation", "Transformer", "make_norm", "rotations"]
@@ -182,7 +182,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """tokens, positions: [T]; keys: [T] int32, what dropout depends on (None: no dropout). Returns [T, width], or
         only the rows `wanted`, which saves most of the last block."""
-        x: Tensor = self.embedding(tokens)
+        x = embed(tokens, self.embedding.weight)
         rotation = self.cos, self.sin, positions
         for layer, block in enumerate(self.blocks, start=1):
             rest = rotation, attention, keys, wanted if layer == len(self.blocks) else None, condition

@@ -7,13 +7,14 @@ from typing import Any, get_args
 from insertlm.core.errors import InsertlmError
 from insertlm.tasks.base import Task
 from insertlm.tasks.star import Star
+from insertlm.tasks.sudoku import Sudoku
 from insertlm.tasks.text import Text
 from insertlm.tasks.zebra.task import Zebra
 
 __all__ = ["PRESETS", "AnyTask", "preset"]
 
 # The `name` in a recipe, which is the tag of each, decides which of these the section is read as.
-AnyTask = Star | Zebra | Text
+AnyTask = Star | Zebra | Sudoku | Text
 
 # Built when this module is imported, so that a preset that is no valid task fails in every test.
 _PRESETS: dict[str, Task] = {name: kind(**keys) for kind in get_args(AnyTask) for name, keys in kind.presets.items()}

@@ -25,6 +25,7 @@ from insertlm.data.order import Order
 from insertlm.recipe import Recipe, TrainConfig, build_family, to_yaml
 from insertlm.storage import checkpoints
 from insertlm.training.clock import Clock
+from insertlm.training.deterministic import deterministic
 from insertlm.training.metrics import MetricsLog, open_tracker
 from insertlm.training.parallel import build_step
 from insertlm.training.run_folder import claimed, recognise
@@ -123,7 +124,8 @@ class _Run:
             self.processes.seconds = self.seconds
             fresh, stopping = self.processes.device.type == "cuda", False
             while not self.over and not stopping:
-                self.step(self.done, self.clock.elapsed(self.seconds))
+                with deterministic(config.deterministic):
+                    self.step(self.done, self.clock.elapsed(self.seconds))
                 self.done += 1
                 if fresh:  # in the first step on a GPU programs are compiled, which is no training
                     self.clock.set(self.seconds)

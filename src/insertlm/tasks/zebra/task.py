@@ -34,9 +34,9 @@ import msgspec
 from insertlm.core.errors import InsertlmError
 from insertlm.core.section import Count, Index
 from insertlm.tasks.base import SPLITS, Example, Examples, Kind, Split, Task
+from insertlm.tasks.stored import stored
 from insertlm.tasks.zebra.clues import LEAST, MOST_TOKENS, NONE, OWN_WORDS, SIDE, TOKENIZER, Street, name, read
 from insertlm.tasks.zebra.puzzles import VERSION, Puzzles, Sizes, make
-from insertlm.tasks.zebra.store import stored
 from insertlm.text.tokenizers import WordTokenizer
 
 __all__ = ["Triple", "Zebra", "in_threes", "places", "table"]

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from insertlm.core.checks import shown
 from insertlm.core.errors import InsertlmError
 
 __all__ = ["Specials", "Tokenizer", "WordTokenizer", "matching_ids"]
@@ -82,7 +83,7 @@ class WordTokenizer:
         for place, word in enumerate(text.split(), start=1):
             if word not in ids:
                 raise InsertlmError(
-                    f"unknown word {word!r} at word {place} of the input; expected {self.words[0]} … {self.words[-1]}"
+                    f"unknown word {shown(word)} at word {place} of the input; expected {self.words[0]} … {self.words[-1]}"
                 )
             out.append(ids[word])
         return out

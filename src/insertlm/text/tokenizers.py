@@ -82,9 +82,8 @@ class WordTokenizer:
         out = []
         for place, word in enumerate(text.split(), start=1):
             if word not in ids:
-                raise InsertlmError(
-                    f"unknown word {shown(word)} at word {place} of the input; expected {self.words[0]} … {self.words[-1]}"
-                )
+                known = f"{self.words[0]} … {self.words[-1]}"
+                raise InsertlmError(f"unknown word {shown(word)} at word {place} of the input; expected {known}")
             out.append(ids[word])
         return out
 

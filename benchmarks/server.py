@@ -164,8 +164,8 @@ async def kills(server: Server, count: int, tokens: int) -> dict[str, int]:
     async def one(number: int, pause: float, abort: bool) -> None:
         data = json.dumps({**body(tokens, number), "stream": number % 4 > 0}).encode()
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        head = f"POST /v1/infill HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-        writer.write(head.encode() + b"\r\n\r\n" + data)
+        head = "POST /v1/infill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         await asyncio.sleep(pause)
         if abort:
             writer.transport.abort()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from insertlm.core.checks import shown, whole_number
+from insertlm.core.checks import check_flag, check_text, listed, shown, whole_number
 from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes
 from insertlm.families.base import Family
@@ -35,6 +35,7 @@ from insertlm.text.tokenizers import Tokenizer
 __all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
 
 BUNDLED, STORIES = "star-hard-mini", "stories-mini"  # the defaults for writing and for filling in
+_MOST = 1 << 20  # samples, and states of an estimate: more only run out of memory
 _LAST_SEED = (1 << 62) - 1  # sample i has the seed `seed + i`, which must stay a signed 64-bit number
 
 
@@ -105,12 +106,10 @@ class Model:
         >>> stream.results == [path]
         True
         """
-        # A string is a sequence of strings, and each letter would be a prompt.
-        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-            raise InsertlmError(f"generate: expected a list of prompts, got {shown(prompts)}")
+        check_flag("stream", stream)
         seed, batch_size = _seed(seed), whole_number("batch_size", batch_size, 1)
         decode, begun = self.settings(**settings), list[PlainDraft]()
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(listed("generate", prompts, "prompts")):
             try:
                 begun.append(self.begin(prompt, seed + number))
             except InsertlmError as error:
@@ -193,7 +192,8 @@ class Model:
         True
         """
         _ = self.text_tokenizer  # refuses models of other tasks before anything else is checked
-        samples, batch_size = whole_number("samples", samples, 1), whole_number("batch_size", batch_size, 1)
+        samples, batch_size = whole_number("samples", samples, 1, _MOST), whole_number("batch_size", batch_size, 1)
+        check_flag("stream", stream)
         seed = _seed(seed)
         request = Request(text, blanks, anywhere, min_length, max_length, banned, required, words=words)
         requests, decode = [request] * samples, self.settings(**settings)
@@ -226,20 +226,25 @@ class Model:
         >>> ball.exact, ball.tokens, ball.value > sea.value
         (True, 2, True)
         """
-        effort = Effort(exact, orders, states, seed, batch_size)
+        check_text("likelihood", text)
+        counts = {"exact": exact, "orders": orders, "states": states, "batch_size": batch_size}
+        effort = Effort(seed=_seed(seed), **{name: whole_number(name, n, 0, _MOST) for name, n in counts.items()})
         if fills is None:
-            prefix, written = self.recipe.task.parse_prompt(prompt), [text]
+            prefix, written = self._prefix(prompt), [text]
             completion = Completion.behind([], self.recipe.task.tokenizer.encode(text), prefix)
-        elif prompt or isinstance(fills, str):
+        elif isinstance(fills, str) or prompt != "":
             raise InsertlmError("likelihood: expected a list of fills, and no prompt besides")
         else:
-            given, written = Given.of(Request(text).pieces, self.text_tokenizer, anywhere=False), list(fills)
+            given = Given.of(Request(text).pieces, self.text_tokenizer, anywhere=False)
+            written = listed("fills", fills, "texts")
+            for fill in written:
+                check_text("fills", fill)
             if not given.blanks:
                 raise InsertlmError("likelihood: the text has no blank; expected ___ for each fill")
             completion = given.completed(written, self.text_tokenizer)
         [found] = log_likelihoods(self.family, [completion], effort)
         each = None if found.fills is None else list(found.fills)
-        size = sum(len(part.encode()) for part in written)
+        size = sum(len(part.encode("utf-8", "replace")) for part in written)  # as tokenizers do
         return Likelihood(found.value, found.exact, found.error, completion.size, size, each)
 
     def score(self, text: str, prompt: str = "", *, batch_size: int = 64) -> Score:
@@ -253,8 +258,7 @@ class Model:
         True
         """
         batch_size = whole_number("batch_size", batch_size, 1)
-        if not isinstance(text, str):
-            raise InsertlmError(f"score: expected a text, got {shown(text)}")
+        check_text("score", text)
         prefix, ids = self._prefix(prompt), self.recipe.task.tokenizer.encode(text)
         return self.family.score(prefix, ids, batch_size)
 
@@ -262,6 +266,7 @@ class Model:
 
     def begin(self, prompt: str, seed: int = 0) -> PlainDraft:
         """The draft of one text, as `generate` writes it."""
+        seed = whole_number("seed", seed, 0, (1 << 63) - 1)
         return PlainDraft(Prompt(self._prefix(prompt), seed), self.recipe.task.tokenizer)
 
     def _prefix(self, prompt: str) -> list[int]:
@@ -311,9 +316,12 @@ class Model:
 
         If `max_tokens` is changed and `max_steps` is not, there are enough steps for that many tokens.
         """
+        for pair in (overrides := listed("settings", overrides, "pairs")):
+            if not isinstance(pair, tuple) or [*map(type, pair)] != [str, str]:
+                raise InsertlmError(f"settings: expected pairs of a key and its value as texts, got {shown(pair)}")
         # numpy's numbers are those of Python to whoever computes settings, and unknown types to msgspec.
         changes = {key: value.item() if isinstance(value, np.generic) else value for key, value in changes.items()}
-        settings = change_decode(override_decode(self.recipe.decode, overrides), changes)
+        settings = change_decode(override_decode(self.recipe.decode, overrides), changes, strict=True)
         # A recipe's max_steps suits its own texts. Who asks for more tokens does not expect it to end them.
         changed = {key.removeprefix("decode.") for key, _ in overrides} | changes.keys()
         if "max_steps" in changed or "max_tokens" not in changed:
@@ -329,9 +337,8 @@ class Model:
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text."""
         tokenizer = self.recipe.task.tokenizer
-        if isinstance(ids, str) or not isinstance(ids, Iterable):
-            raise InsertlmError(f"decode: expected a list of ids, got {shown(ids)}")
-        return tokenizer.decode([whole_number("decode: an id", token, 0, tokenizer.size - 1) for token in ids])
+        most = tokenizer.size - 1
+        return tokenizer.decode([whole_number("decode: an id", i, 0, most) for i in listed("decode", ids, "ids")])
 
 
 def _seed(seed: int) -> int:
@@ -354,6 +361,12 @@ def load(
     otherwise, this is done with weights of a few bits, on a CPU with such instructions.
     checkpoint: of a run, "last", "best" (the one that validated best, see train.keep_best) or the number of its step.
     """
+    if not isinstance(name_or_path, str | Path):
+        raise InsertlmError(f"load: expected the name or the folder of a model, got {shown(name_or_path)}")
+    if not isinstance(checkpoint, str):
+        checkpoint = whole_number("checkpoint", checkpoint, 0)
+    if halved is not None:
+        check_flag("halved", halved)
     target = choose_device(device)
     folder = find(str(name_or_path))
     recipe = load_recipe(folder / "recipe.yaml")
@@ -381,10 +394,12 @@ def prepare(family: Family, device: torch.device, halved: bool = False) -> Famil
 
 def choose_device(name: str | None = None) -> torch.device:
     """The device of that name, if torch can use it; with no name, a GPU if there is one."""
+    if not isinstance(name, str | torch.device | None):
+        raise InsertlmError(f"unknown device {shown(name)}; expected cpu or cuda")
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
-        raise InsertlmError(f"unknown device {name!r}; expected cpu or cuda") from error
+        raise InsertlmError(f"unknown device {shown(name)}; expected cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
         raise InsertlmError(f"device {name} is not supported; expected cpu or cuda")
     # torch reports a missing GPU only when it is first used, after the model has been loaded.

@@ -134,10 +134,13 @@ def parse_recipe(tree: Mapping[Any, Any], source: str, overridden: Collection[st
     return _convert(sections, Recipe, source, overridden)
 
 
-def change_decode(config: DecodeConfig, changes: Mapping[str, Any], overridden: Collection[str] = ()) -> DecodeConfig:
-    """The `decode` section with some keys changed."""
+def change_decode(
+    config: DecodeConfig, changes: Mapping[str, Any], overridden: Collection[str] = (), *, strict: bool = False
+) -> DecodeConfig:
+    """The `decode` section with some keys changed. strict: whether "0.5" and 2.0 are refused where 0.5 and 2 are meant,
+    as in Python; files and command lines know texts only"""
     keys = {**msgspec.to_builtins(config), **changes}
-    return _convert({"decode": keys}, _DecodeOnly, "", overridden).decode
+    return _convert({"decode": keys}, _DecodeOnly, "", overridden, strict).decode
 
 
 def override_decode(config: DecodeConfig, overrides: Sequence[tuple[str, str]]) -> DecodeConfig:
@@ -279,9 +282,14 @@ class _DecodeOnly(Section, frozen=True, kw_only=True):
 _Tree = TypeVar("_Tree", Recipe, _DecodeOnly)
 
 
-def _convert(sections: Mapping[str, Any], kind: type[_Tree], source: str, overridden: Collection[str]) -> _Tree:
+def _convert(
+    sections: Mapping[str, Any], kind: type[_Tree], source: str, overridden: Collection[str], strict: bool = False
+) -> _Tree:
     try:
-        tree = msgspec.convert(sections, kind, strict=False)
+        tree = msgspec.convert(sections, kind, strict=strict)
+    except UnicodeEncodeError as error:
+        where = source or " ".join(f"--{key}" for key in overridden) or "settings"
+        raise InsertlmError(f"{where}: not Unicode: {_shown(error.object)}") from error
     except msgspec.ValidationError as error:
         place, what = _explain(str(error), sections)
         what = _outdated(place, sections) or what
@@ -391,7 +399,7 @@ def _listed(names: Collection[str]) -> str:
 def _shown(value: Any) -> str:
     """A value as Python writes it, shortened for a message."""
     try:
-        text = repr(value)
+        text = repr(value).replace("\n", " ")
     except ValueError:  # Python does not write numbers of thousands of digits
         text = "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:59]}…"

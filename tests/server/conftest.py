@@ -22,6 +22,8 @@ from insertlm.families.ilm import IlmConfig
 from insertlm.model import Model
 from insertlm.recipe import build_family, parse_recipe
 from insertlm.server.app import create_app
+from insertlm.server.connections import Connection
+from insertlm.server.hosts import Hosts
 from insertlm.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ RECIPE = parse_recipe(
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FAILED = "Failed to load resource"  # the browser's own note on every answer that is an error
+
+
+LOCAL = Hosts("127.0.0.1")
 
 
 class Running:
@@ -65,7 +70,8 @@ class Running:
 
 @contextmanager
 def run(app: Any) -> Iterator[Running]:
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=20))
+    options: Any = {"http": Connection, "log_level": "critical", "timeout_graceful_shutdown": 20}
+    server = uvicorn.Server(uvicorn.Config(app, port=0, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -101,8 +107,8 @@ def start() -> Callable[[Any], Any]:
 def serve(models: list[Model]) -> Callable[..., Any]:
     """A server with limits and a key of its own, for as long as a `with` lasts."""
 
-    def begin(key: str | None = None, models: list[Model] = models, **limits: int) -> Any:
-        return run(create_app(models, Limits(**limits), key))
+    def begin(key: str | None = None, models: list[Model] = models, hosts: Hosts = LOCAL, **limits: int) -> Any:
+        return run(create_app(models, Limits(**limits), key, hosts))
 
     return begin
 

@@ -88,7 +88,7 @@ def test_a_body_without_a_length_is_limited_too(small: Any) -> None:
 
 def test_a_body_that_does_not_come_is_not_waited_for(serve: Serve) -> None:
     with serve(seconds=1) as running, socket.create_connection(("127.0.0.1", running.port)) as line:
-        line.sendall(b"POST /v1/infill HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        line.sendall(b"POST /v1/infill HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         assert b" 408 " in line.recv(4096)
 
 
@@ -147,8 +147,8 @@ def test_more_wait_and_still_more_are_sent_away(serve: Serve, slow: Callable[[fl
 def send(port: int, path: str, body: dict[str, Any]) -> socket.socket:
     data = json.dumps(body).encode()
     line = socket.create_connection(("127.0.0.1", port), timeout=10)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    line.sendall(head.encode() + data)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    line.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     return line
 
 

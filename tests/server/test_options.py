@@ -98,7 +98,7 @@ def test_the_command_passes_on_its_limits_and_its_key(
     assert main(["serve", "star-hard-mini", "--device", "cpu", "--port", "0", *limits, *arguments]) == 0
     [app] = apps
     assert app.state.registry.limits == Limits(tokens=7, queue=3)
-    client = TestClient(app)
+    client = TestClient(app, base_url="http://localhost")
     codes = [
         client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code for key in ("no", "sesame")
     ]

@@ -422,6 +422,8 @@ def _add_serve(subparsers: Any) -> None:
     about = "run folders, exported folders, Hub ids or bundled models (default: all bundled ones)"
     command.add_argument("models", nargs="*", metavar="MODEL", help=about)
     command.option("--host", "address to listen on; by default only this machine can reach it", "127.0.0.1")
+    about = "name by which clients reach it, beside localhost and --host; repeatable, * for any (see docs/serving.md)"
+    command.add_argument("--allowed-host", dest="allowed_hosts", action="append", metavar="NAME", help=about)
     command.number("--port", "port to listen on, 0 for any free one", 8000, _whole(0, 65535))
     command.add_argument("--api-key", metavar="KEY", help="key that clients must send (default: none)")
     for limit in fields(Limits):

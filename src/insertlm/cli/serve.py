@@ -10,6 +10,7 @@ from dataclasses import fields
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
+from insertlm.server.hosts import Hosts
 from insertlm.server.limits import Limits
 
 __all__ = ["serve"]
@@ -27,18 +28,20 @@ def serve(args: Namespace) -> None:
         raise InsertlmError(f"serve needs the package {error.name}: pip install 'insertlm[serve]'") from error
     from insertlm.model import bundled, load
     from insertlm.server.app import create_app
+    from insertlm.server.connections import Connection
 
-    key = _key(args.api_key)
+    key, hosts = _key(args.api_key), Hosts(args.host, args.allowed_hosts or ())
     _check_free(args.host, args.port)
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     with ThreadPoolExecutor(1) as loading:  # a thread that ends, see server/worker.py
         models = list(loading.map(lambda name: load(name, args.device), args.models or bundled()))
-    app = create_app(models, limits, key)
+    app = create_app(models, limits, key, hosts)
     try:
         uvicorn.run(
             app,
             host=args.host,
             port=args.port,
+            http=Connection,
             timeout_graceful_shutdown=int(limits.seconds) + _GRACE,
             server_header=False,
             log_level="info",

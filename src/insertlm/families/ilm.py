@@ -211,8 +211,9 @@ class ILM(Inserting):
 
     @torch.inference_mode()
     def score(self, prefix: Sequence[int], text: Sequence[int], batch_size: int = 64) -> Score:
+        # Checked before there are as many variants as tokens: of a long text they do not fit into memory.
+        longest = self.check([Prompt(list(prefix), start=list(text))], DecodeConfig())
         variants, first_slot = with_each_left_out(prefix, text), len(prefix) + 1
-        longest = self.check(variants[:1], DecodeConfig())
         stops, slots, tokens = list[float](), list[float](), [0.0] * len(text)
         for first in range(0, len(variants), batch_size):
             batch = variants[first : first + batch_size]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from insertlm.core.checks import shown, whole_number
+from insertlm.core.checks import check_flag, listed, shown, whole_number
 from insertlm.core.errors import InsertlmError
 from insertlm.inference.constraints import contradicts, is_within
 from insertlm.inference.score import Completion
@@ -55,11 +55,11 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise InsertlmError(f"text: expected one text, got {shown(self.text)}")
+        check_flag("anywhere", self.anywhere)
         for name, words in (("banned", self.banned), ("required", self.required)):
-            # A string is a sequence of strings, and each letter would be a word.
-            if isinstance(words, str) or not isinstance(words, Collection):
-                raise InsertlmError(f"{name}: expected a list of words, got {shown(words)}")
-            for word in words:
+            own = tuple(listed(name, words, "words"))  # a copy, because an iterator can be read once only
+            object.__setattr__(self, name, own)
+            for word in own:
                 if not isinstance(word, str):
                     raise InsertlmError(f"{name}: expected words, got {shown(word)}")
                 check_characters(word, f"{name}: a word")
@@ -226,7 +226,7 @@ def _bounds(request: Request, blanks: Sequence[int], words: Mapping[int, int], l
 
 
 def _each(name: str, lengths: Lengths, count: int) -> list[int | None]:
-    if not isinstance(lengths, Sequence) or isinstance(lengths, str):
+    if not isinstance(lengths, Sequence) or isinstance(lengths, str | bytes):
         return [lengths if lengths is None else whole_number(name, lengths, 0, _MOST)] * count
     if len(lengths) != count:
         raise InsertlmError(f"{name}: expected a number, or one for each of the {count} blanks, got {len(lengths)}")

@@ -16,6 +16,7 @@ from insertlm.core.version import VERSION
 from insertlm.model import Model
 from insertlm.server.compatible import other_routes
 from insertlm.server.errors import RefusedError, add_handlers
+from insertlm.server.hosts import Hosts
 from insertlm.server.limits import Limits
 from insertlm.server.metrics import Metrics
 from insertlm.server.middleware import RequestMiddleware
@@ -37,8 +38,11 @@ _FILES = {
 _OPEN = {"/health", "/openapi.json", *_FILES}  # paths that need no key
 
 
-def create_app(models: Sequence[Model], limits: Limits | None = None, key: str | None = None) -> FastAPI:
-    """An ASGI app that serves these models. key: the API key that clients must send; None: no key is needed"""
+def create_app(
+    models: Sequence[Model], limits: Limits | None = None, key: str | None = None, hosts: Hosts | None = None
+) -> FastAPI:
+    """An ASGI app that serves these models. key: the API key that clients must send; None: no key is needed
+    hosts: the names it answers to; None: any"""
     limits = limits or Limits()
     registry = Registry(models, limits)
 
@@ -71,7 +75,7 @@ def create_app(models: Sequence[Model], limits: Limits | None = None, key: str |
         _add_key_to(schema)
     # Only known paths are counted by name. Otherwise a client could make up paths and fill the metrics with them.
     known = {"/", *schema["paths"]}
-    app.add_middleware(RequestMiddleware, limits=limits, key=key, metrics=metrics, known=known, open=_OPEN)
+    app.add_middleware(RequestMiddleware, limits=limits, hosts=hosts, key=key, metrics=metrics, known=known, open=_OPEN)
     return app
 
 

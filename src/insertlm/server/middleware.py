@@ -1,4 +1,4 @@
-"""What every request passes through: the API key is checked, the size limited, and the answer counted and timed.
+"""What every request passes through: host and API key are checked, the size limited, and the answer counted and timed.
 
 This is plain ASGI, because Starlette's BaseHTTPMiddleware hides a client's disconnect from the routes behind it.
 """
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from insertlm.server.errors import RefusedError, error_response
+from insertlm.server.hosts import Hosts
 from insertlm.server.limits import Limits
 from insertlm.server.metrics import Metrics
 
@@ -30,18 +31,21 @@ _HEADERS = {
 
 
 class RequestMiddleware:
-    """open: paths that need no key   known: paths counted under their own name; all others count as "other" """
+    """hosts: None if any will do   open: paths that need no key   known: paths counted under their own name; all others
+    count as "other" """
 
     def __init__(
         self,
         app: ASGIApp,
         limits: Limits,
+        hosts: Hosts | None,
         key: str | None,
         metrics: Metrics,
         known: Collection[str],
         open: Collection[str],
     ) -> None:
-        self.app, self.limits, self.metrics, self.known, self.open = app, limits, metrics, known, open
+        self.app, self.limits, self.hosts, self.metrics = app, limits, hosts, metrics
+        self.known, self.open = known, open
         self._key = None if key is None else _digest(key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,12 +75,18 @@ class RequestMiddleware:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            self._check_host(scope)
             self._check_key(scope)
             replay = await self._read(scope, receive)
         except RefusedError as refusal:
             await error_response(refusal)(scope, receive, send)
             return
         await self.app(scope, replay, send)
+
+    def _check_host(self, scope: Scope) -> None:
+        named = Headers(scope=scope).getlist("host")
+        if self.hosts is not None and not (len(named) == 1 and self.hosts.allows(named[0])):
+            raise RefusedError(421, "this is not the host that the request names; see insertlm serve --allowed-host")
 
     def _check_key(self, scope: Scope) -> None:
         """Compared in constant time. Both sides are hashed first, so that the time does not tell the length either."""

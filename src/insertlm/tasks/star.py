@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from insertlm.core.checks import shown
 from insertlm.core.errors import InsertlmError
 from insertlm.core.hashing import mix64
 from insertlm.core.section import Count, Index
@@ -135,7 +136,7 @@ class Star(Task, frozen=True, kw_only=True, tag="star"):
         known = {str(node): node for node in range(self.nodes)}
         for place, word in enumerate(words, start=1):
             if word not in known:
-                raise InsertlmError(f"unknown node {word!r} at word {place}; expected 0 … {self.nodes - 1}")
+                raise InsertlmError(f"unknown node {shown(word)} at word {place}; expected 0 … {self.nodes - 1}")
         prefix = [known[word] for word in words]
         self._check_prefix(prefix)
         return prefix

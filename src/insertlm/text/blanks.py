@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import unicodedata
 from collections.abc import Sequence
 
-from insertlm.core.checks import shown
+from insertlm.core.checks import as_whole, shown
 from insertlm.core.errors import InsertlmError
 
 __all__ = ["check_characters", "cut_out", "decode_text", "is_control", "missing_blank", "parse_blanks"]
@@ -104,6 +103,10 @@ def _check(text: str) -> None:
 
 def _ranges(blanks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     try:
-        return [(operator.index(first), operator.index(last)) for first, last in blanks]
-    except (TypeError, ValueError) as error:
-        raise InsertlmError(f"blanks: expected pairs of whole numbers, got {shown(blanks)}") from error
+        ends = [(as_whole(first), as_whole(last)) for first, last in blanks]
+    except (TypeError, ValueError):
+        ends = [(None, None)]
+    ranges = [(first, last) for first, last in ends if first is not None and last is not None]
+    if len(ranges) < len(ends):
+        raise InsertlmError(f"blanks: expected pairs of whole numbers, got {shown(blanks)}")
+    return ranges

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from insertlm.core.checks import shown
 from insertlm.core.errors import InsertlmError
 
 __all__ = ["Specials", "Tokenizer", "WordTokenizer", "matching_ids"]
@@ -81,9 +82,8 @@ class WordTokenizer:
         out = []
         for place, word in enumerate(text.split(), start=1):
             if word not in ids:
-                raise InsertlmError(
-                    f"unknown word {word!r} at word {place} of the input; expected {self.words[0]} … {self.words[-1]}"
-                )
+                known = f"{self.words[0]} … {self.words[-1]}"
+                raise InsertlmError(f"unknown word {shown(word)} at word {place} of the input; expected {known}")
             out.append(ids[word])
         return out
 

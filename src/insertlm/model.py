@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from insertlm.core.checks import check_flag, check_text, listed, shown, whole_number
 from insertlm.core.errors import InsertlmError
@@ -26,10 +26,10 @@ from insertlm.infill.drafts import InfillDraft, PlainDraft
 from insertlm.infill.requests import Given, Lengths, Request
 from insertlm.infill.results import Infilling
 from insertlm.infill.stream import Stream
-from insertlm.recipe import Recipe, build_family, change_decode, load_recipe, override_decode
+from insertlm.recipe import Recipe, change_decode, load_recipe, override_decode
 from insertlm.storage.folders import bundled, find, is_bundled, read_weights
 from insertlm.storage.hub import name_of
-from insertlm.storage.weights import Unpacked
+from insertlm.storage.loading import fill, hollow_family
 from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
@@ -373,23 +373,27 @@ def load(
     recipe = msgspec.structs.replace(recipe, task=recipe.task.with_files(folder))
     weights, step = read_weights(folder, checkpoint)
     if halved is None:
-        halved = isinstance(weights, Unpacked) and weights.in_groups and _has_bf16()
-    # Weights go straight to the precision and the device where they will be used.
-    family = prepare(build_family(recipe, drawn=False), target, halved)
-    _fill(family, weights, folder)
-    return Model(family, recipe, folder, step)
+        halved = weights.in_groups and _has_bf16()
+    family = hollow_family(recipe, weights, folder)
+    _set_precision(family, target, halved)  # before there are weights, which then need no second copy
+    fill(family, weights, folder, target)
+    return Model(prepare(family, target, halved), recipe, folder, step)
 
 
 def prepare(family: Family, device: torch.device, halved: bool = False) -> Family:
     """A trained model made ready to write on `device`. halved: in bfloat16, as on a GPU always"""
     family.eval().requires_grad_(False).to(device)
+    _set_precision(family, device, halved)
+    if device.type == "cuda":
+        family.backbone.compile_pieces()
+    return family
+
+
+def _set_precision(family: Family, device: torch.device, halved: bool) -> None:
     # On a GPU the linear layers run in bfloat16 anyway, under autocast. Storing them so saves a cast in every step.
     if halved or device.type == "cuda":
         for linear in (module for module in family.backbone.blocks.modules() if isinstance(module, nn.Linear)):
             linear.to(torch.bfloat16)
-    if device.type == "cuda":
-        family.backbone.compile_pieces()
-    return family
 
 
 def choose_device(name: str | None = None) -> torch.device:
@@ -414,20 +418,3 @@ def _has_bf16() -> bool:
     ask = getattr(torch.cpu, "get_capabilities", None)  # older versions of torch lack it
     found: Mapping[str, object] = ask() if ask else {}
     return any(found.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
-
-
-def _fill(family: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Weights of any float type into the model's own, if every name and shape fits."""
-    # load_state_dict checks this too, but its message lists every name and does not say which folder; and it wants all
-    # weights in memory at once.
-    own = family.state_dict()
-    for name in sorted(own.keys() | weights.keys()):
-        value = weights.get(name)
-        found, expected = (None if x is None else tuple(x.shape) for x in (value, own.get(name)))
-        if found != expected:
-            raise InsertlmError(
-                f"{folder}: the weights do not fit the recipe: {name} is {found or 'missing'}, "
-                f"expected {expected or 'nothing of that name'}"
-            )
-        if value is not None:
-            own[name].copy_(value)

@@ -179,25 +179,29 @@ def portable(recipe: Recipe) -> Recipe:
     return msgspec.structs.replace(recipe, train=train, task=recipe.task.portable())
 
 
-def build_family(recipe: Recipe, *, drawn: bool = True) -> Family:
-    """A fresh model; its weights depend on `train.seed` alone. drawn: False where they will be overwritten: drawing
-    them takes a second for every hundred million, and memory that nothing else would touch"""
-    with torch.random.fork_rng(devices=[]), nullcontext() if drawn else _Undrawn():
+def build_family(recipe: Recipe, *, hollow: bool = False) -> Family:
+    """A fresh model; its weights depend on `train.seed` alone. hollow: its parameters are on the meta device, where
+    they have a shape and take neither memory nor time; see storage/loading.py"""
+    with torch.random.fork_rng(devices=[]), _Hollow() if hollow else nullcontext():
         torch.manual_seed(recipe.train.seed)
         family = recipe.family.build(recipe.model, recipe.task.tokenizer)
     family.backbone.recompute = recipe.train.recompute
     return family
 
 
-class _Undrawn(TorchFunctionMode):
-    """Parameters made inside hold whatever was in memory."""
+class _Hollow(TorchFunctionMode):
+    """Modules make their parameters with torch.empty and draw them then. Buffers are made from values."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.empty:
+            return func(*args, **{**given, "device": "meta"})
+        # Nothing would be drawn, but torch would load a second's worth of modules for it.
         if getattr(func, "__name__", "") in ("kaiming_uniform_", "normal_", "uniform_"):
-            return args[0] if args else (kwargs or {})["tensor"]  # torch's modules name it, too
-        return func(*args, **(kwargs or {}))
+            return args[0] if args else given["tensor"]  # torch's modules name it, too
+        return func(*args, **given)
 
 
 # --- Reading

@@ -34,10 +34,19 @@ PIECES = [
 ]
 
 
+FAMILIES: dict[str, dict[str, Any]] = {"mdm": {"block": 24}, "fill": {"jump": 8}}
+
+
 def save_run(
-    folder: Path, family: str = "ilm", pieces: bool = False, model: dict[str, Any] | None = None, **decode: Any
+    folder: Path,
+    family: str = "ilm",
+    pieces: bool = False,
+    model: dict[str, Any] | None = None,
+    keys: dict[str, Any] | None = None,
+    **decode: Any,
 ) -> Path:
-    """pieces: with BERT's kind of vocabulary, which lacks <bos>, instead of byte-level BPE   model: some of its keys"""
+    """pieces: with BERT's kind of vocabulary, which lacks <bos>, instead of byte-level BPE   model, keys: some of the
+    keys of the model and of its family"""
     folder.mkdir()
     tokenizer = folder / ("vocab.txt" if pieces else "tokenizer.json")
     if pieces:
@@ -47,7 +56,7 @@ def save_run(
     tree = {
         "task": {"name": "text", "train": "/home/me/private/a.jsonl", "tokenizer": str(tokenizer), "block": 24},
         "model": {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "max_length": 60, **(model or {})},
-        "family": {"name": family, **({"block": 24} if family == "mdm" else {})},
+        "family": {"name": family, **FAMILIES.get(family, {}), **(keys or {})},
         "train": {"steps": 20},
         "decode": {"max_steps": 12, **decode},
     }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from insertlm.core import noise
@@ -27,6 +27,7 @@ from insertlm.nn.fused import rotate
 from insertlm.nn.spec import ModelConfig
 from insertlm.nn.transformer import rotations
 from insertlm.release import modeling_insertlm as remote
+from insertlm.release import writing_insertlm as writing
 from insertlm.release.folder import export
 from insertlm.text.blanks import parse_blanks
 
@@ -168,6 +169,68 @@ def test_the_length_that_a_recipe_allows_is_kept(make_run: Callable[..., Path], 
         short.infill("___", tokenizer, min_length=9)
 
 
+# --- Other families than the paper's ILM
+
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gates": ("ilm", {"stop": "slots"}, {}),
+    "it": ("it", {}, {}),
+    "arm": ("arm", {}, {}),
+    "fill": ("fill", {}, {"max_length": 150}),
+    "llama": ("fill", {"hints": 0.0}, {**LLAMA, "max_length": 150}),
+}
+OTHERS: dict[str, list[dict[str, Any]]] = {
+    "gates": [{}, {"temperature": 1.0}, {"stop_threshold": 0.6, "min_length": 2}, {"temperature": 0.8, "max_length": 3}],
+    "it": [{"stop_threshold": 0.01}, {"temperature": 1.0}, {"order": "margin"}, {"order": "mass", "max_length": 3}],
+    "arm": [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.7, "max_tokens": 3}],
+}
+FILLS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "max_length": 3},
+    {"temperature": 1.0, "max_length": 1},
+    {"temperature": 1.0, "min_length": 4, "max_length": 9},
+    {"temperature": 1.0, "min_length": 0, "stop_threshold": 0.1},
+    {"stop_threshold": 0.02, "max_length": 5},
+    {"temperature": 1.0, "max_tokens": 4},
+    {"temperature": 1.0, "max_tokens": 4, "max_steps": 3},
+    {"max_steps": 40, "temperature": 1.0, "max_length": 2},
+    {"max_steps": 100, "temperature": 1.0},
+    {"max_steps": 2, "min_length": 3},
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def other(request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path_factory: Any) -> Both:
+    family, keys, model = KINDS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    run = make_run(folder / "run", family, keys=keys, model=model)
+    # Ends neither at once nor never, so that limits act on some texts and not on others.
+    weights = load_file(run / "model.safetensors")
+    eos = load(run, "cpu").text_tokenizer.specials.eos
+    name = "unembedding.weight" if "unembedding.weight" in weights else "backbone.embedding.weight"
+    weights[name][eos] *= 3.0
+    save_file(weights, run / "model.safetensors")
+    export(load(run, "cpu"), folder / "out")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "out", trust_remote_code=False)
+    return Both(load(run, "cpu"), remote.InsertlmModel.from_pretrained(folder / "out").eval(), tokenizer)
+
+
+def test_other_families_write_what_the_package_writes(other: Both, request: pytest.FixtureRequest) -> None:
+    kind = request.node.callspec.params["other"]
+    steps: list[dict[str, Any]] = [{"parallel": 1}, {"parallel": 0}] if kind in ("fill", "llama") else [{}]
+    texts = ["___", "The cat ___"] if kind == "arm" else TEXTS
+    complete = set()
+    for settings in OTHERS.get(kind, FILLS):
+        for more in steps:
+            for text in texts:
+                theirs = other.package.infill(text, samples=3, seed=SEED, **settings, **more)
+                for number, expected in enumerate(theirs):
+                    found = other.remote.infill(text, other.tokenizer, seed=SEED + number, **settings, **more)
+                    assert found == (expected.text, expected.fills, expected.complete), (settings, more, text, number)
+                    complete.add(found.complete)
+    assert complete == {True, False}
+
+
 def test_lengths_may_differ_from_blank_to_blank(both: Both) -> None:
     text, least, most = "The ___ sat on ___ mat.", [2, 0], [2, 1]
     [expected] = both.package.infill(text, min_length=least, max_length=most)
@@ -226,13 +289,13 @@ def test_blanks_are_read_as_the_package_reads_them(text: str) -> None:
             return None
         return pieces if len(pieces) > 1 else None
 
-    assert outcome(remote._parse_blanks) == outcome(parse_blanks)
+    assert outcome(writing.parse_blanks) == outcome(parse_blanks)
 
 
 @given(st.integers(0, 1), st.integers(0, 1 << 62), st.integers(0, 1 << 20))
 def test_noise_is_that_of_the_package(stream: int, seed: int, number: int) -> None:
     cells = torch.arange(50)
-    assert remote._uniform(stream, seed, number, cells).equal(noise.uniform(stream, seed, number, cells))
+    assert writing.uniform(stream, seed, number, cells).equal(noise.uniform(stream, seed, number, cells))
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 96])
@@ -242,7 +305,7 @@ def test_positions_turn_what_they_turn_in_the_package(head_dim: int) -> None:
     config = ModelConfig(layers=1, width=2 * head_dim, heads=2, hidden=1, max_length=5)
     expected, *_ = rotate(qkv, 2, *rotations(config), torch.arange(5))
     theirs = remote.InsertlmConfig(hidden_size=2 * head_dim, num_attention_heads=2)
-    found = remote._rotate(qkv[None, :, :2].transpose(1, 2), *remote._rotations(5, theirs, qkv))
+    found = remote._rotate(qkv[None, :, :2].transpose(1, 2), *remote._rotations(torch.arange(5), theirs, qkv))
     torch.testing.assert_close(found[0].transpose(0, 1), expected)
 
 

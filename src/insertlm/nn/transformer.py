@@ -48,7 +48,8 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.Module):
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
-        self.weight, self.epsilon = nn.Parameter(torch.ones(width)), epsilon
+        self.weight, self.epsilon = nn.Parameter(torch.empty(width)), epsilon
+        nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.epsilon)

@@ -1,6 +1,7 @@
 """A trained model as a folder that transformers can load without insertlm; `insertlm.load` reads it, too.
 
 - The folder is written under another name and renamed when it is complete, so an export is there whole or not at all.
+- SHA256SUMS has the hash of every file but the model card, which its owner may edit. Loading checks them.
 - Only an empty folder, or one that holds nothing but an earlier export, is replaced.
 - Weights are float32 under the names of the package, bit for bit those of the model.
 - recipe.yaml is the model's recipe. It names files without their folders, which are private.
@@ -22,10 +23,14 @@ import tokenizers
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import sync, write_durably, writing
 from insertlm.core.version import VERSION
-from insertlm.families.ilm import IlmConfig
+from insertlm.families.corruption.blanks import MOST
+from insertlm.families.corruption.laid_out import HINTS
+from insertlm.families.fill import Filler
+from insertlm.families.ilm import ILM
 from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import Recipe, portable, to_yaml
 from insertlm.release.card import model_card
+from insertlm.storage.checksums import SUMS, sums_of
 from insertlm.storage.hub import FILES
 
 if TYPE_CHECKING:
@@ -34,6 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["check_exportable", "check_place", "export"]
 
 _CODE = Path(__file__).with_name("modeling_insertlm.py")
+_BESIDE = ("filling_insertlm.py", "writing_insertlm.py")  # what it imports from
+_FAMILIES = ("fill", "ilm", "it", "arm")
+_REASONS = {"mdm": ": an mdm must be told how long every blank is, and its network is another one"}
 # What transformers calls our special tokens.
 _ROLES = {"stop": "cls", "bos": "bos", "eos": "eos", "unk": "unk", "pad": "pad", "mask": "mask"}
 
@@ -57,13 +65,14 @@ def check_place(folder: Path) -> None:
 
 
 def check_exportable(recipe: Recipe, name: str) -> None:
-    """Refuse models that modeling_insertlm.py does not support: it knows the paper's ILM, on text."""
+    """Refuse models that modeling_insertlm.py does not support."""
     if recipe.task.kind != "text":
         raise InsertlmError(f"{name}: this is a model of the task {recipe.task.tag}; expected a model of text")
-    if (family := recipe.family.tag) != "ilm":
-        raise InsertlmError(f"{name}: this is a model of the family {family}; only ilm can be exported")
-    if isinstance(recipe.family, IlmConfig) and recipe.family.stop != "text":
-        raise InsertlmError(f"{name}: family.stop: only models with text can be exported, got {recipe.family.stop}")
+    if (family := recipe.family.tag) not in _FAMILIES:
+        raise InsertlmError(
+            f"{name}: this is a model of the family {family}; only {', '.join(_FAMILIES)} can be exported"
+            + _REASONS.get(family, "")
+        )
 
 
 def export(model: Model, folder: Path, name: str | None = None) -> None:
@@ -97,28 +106,31 @@ def _contents(model: Model, name: str) -> dict[str, bytes]:
     written = {
         "README.md": model_card(model, recipe, name),
         "config.json": _json(_config(model)),
-        _CODE.name: _CODE.read_text(encoding="utf-8"),
+        **{name: _CODE.with_name(name).read_text(encoding="utf-8") for name in (_CODE.name, *_BESIDE)},
         "recipe.yaml": to_yaml(recipe),
         "tokenizer_config.json": _json(_tokenizer_config(model, files["tokenizer.json"])),
     }
     binary = {"model.safetensors": safetensors.torch.save(weights, metadata={"format": "pt"})}
     contents = {**{key: text.encode() for key, text in written.items()}, **files, **binary}
+    contents[SUMS] = sums_of({key: data for key, data in contents.items() if key != "README.md"})
     assert contents.keys() == set(FILES)  # else check_place would not recognise its own exports
     return contents
 
 
 def _config(model: Model) -> dict[str, Any]:
     """The keys of InsertlmConfig in modeling_insertlm.py, which are named as in transformers."""
-    shape, tokenizer = model.recipe.model, model.text_tokenizer
-    specials = tokenizer.specials
-    decode = msgspec.to_builtins(model.recipe.decode)
-    del decode["parallel"], decode["confidence"]  # it inserts one token per step
+    family, shape, tokenizer = model.family, model.recipe.model, model.text_tokenizer
+    specials, rows = tokenizer.specials, family.backbone.embedding.num_embeddings
     return {
         "model_type": "insertlm",
         "architectures": ["InsertlmModel"],
         "auto_map": {name: f"{_CODE.stem}.Insertlm{name.removeprefix('Auto')}" for name in ("AutoConfig", "AutoModel")},
         "dtype": "float32",
-        "vocab_size": tokenizer.size,
+        "family": model.recipe.family.tag,
+        "gates": isinstance(family, ILM) and family.gated,
+        "framing": family.framing,
+        "fill": _fill_config(family) if isinstance(family, Filler) else None,
+        "vocab_size": rows,
         "hidden_size": shape.width,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -130,10 +142,30 @@ def _config(model: Model) -> dict[str, Any]:
         "bos_token_id": specials.bos,
         "eos_token_id": specials.eos,
         "pad_token_id": specials.pad,
-        "reserved": sorted(set(range(tokenizer.size)) - set(tokenizer.writable)),
-        "decode": decode,
+        "reserved": sorted(set(range(rows)) - set(tokenizer.writable)),
+        "decode": _decode(model),
         "insertlm_version": VERSION,
     }
+
+
+def _fill_config(family: Filler) -> dict[str, Any]:
+    layout = family.layout
+    hints = layout.hints if family.abilities.takes_hints else 0  # 0 is the id of no hint
+    return {"most": MOST, "jump": layout.jump, "mask_id": layout.blank, "hint_ids": hints, "hints": HINTS}
+
+
+def _decode(model: Model) -> dict[str, Any]:
+    """The decode settings that the model can use there. Only a filler writes several tokens in a step."""
+    can, settings = model.family.abilities, msgspec.to_builtins(model.recipe.decode)
+    used = {
+        "stop_threshold": can.stop_threshold,
+        "order": bool(can.orders),
+        "parallel": model.recipe.family.tag == "fill" and can.parallel,
+        "confidence": False,
+        "joint": can.draws_places,
+        "position_top_k": can.draws_places,
+    }
+    return {key: value for key, value in settings.items() if used.get(key, True)}
 
 
 def _differences(shape: ModelConfig) -> dict[str, Any]:

@@ -1,44 +1,38 @@
-"""An insertion language model for transformers, complete in one file that needs only torch and transformers.
+"""insertlm's models for transformers. This and the files it imports from beside it need only torch and transformers.
 
     from transformers import AutoModel, AutoTokenizer
     model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
     print(model.infill("Lily found ___. She ___ all day.", tokenizer).text)
 
-`insertlm export` puts this file beside the weights. For the same seed it writes what the package writes, token for
-token; tests compare the two. It is the plain version: one text at a time, no cache, no banned or required words. The
-package (insertlm) has these, and training.
-
-Design choices:
-- A row is `<stop> <bos> text`. Slot k means "right after the k-th token"; one softmax over slots × vocabulary.
-- The stop classifier reads the hidden row of <stop> before every insertion; class 0 means complete.
-- A step chooses a slot and then a token in it, or both as a pair (`joint`). Special tokens are never chosen.
-- Random numbers are a hash of their purpose, the seed, the step and the entry, so a text depends on its seed alone.
-- The given text comes back unchanged, because the result is joined from the given pieces and the fills. The model does
-  not see a single space before a blank; it writes the space as the start of the fill's first token.
+`insertlm export` puts these files beside the weights. For the same seed they write what the package writes, token for
+token; tests compare the two. They are the plain version: one text at a time, no banned or required words. The package
+(insertlm) has these, and training. This file holds the network; how texts are written is in writing_insertlm.py, and
+for fillers in filling_insertlm.py.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, cached_file
+
+from .filling_insertlm import FillWriter
+from .writing_insertlm import ArmWriter, Given, IlmWriter, Infilled, ItWriter, Lengths, Request, checked, parse_blanks
 
 __all__ = ["Infilled", "InsertlmConfig", "InsertlmModel", "InsertlmOutput"]
 
-_SLOT, _TOKEN = 0, 1  # streams of noise, by purpose
-_PLAUSIBLE = 0.5  # an order that looks at tokens skips slots with less than this share of the largest mass
-_COLD = 1e-30  # lower temperatures count as 0, because logits would overflow
-_ENDLESS = 1 << 40  # the most tokens of a blank without a maximum
-_ORDERS = ("auto", "mass", "certainty", "margin")
+_SUMS = "SHA256SUMS"
+_ENDLESS = 1 << 40
+_WRITERS = {"ilm": IlmWriter, "it": ItWriter, "arm": ArmWriter, "fill": FillWriter}
 # The paper's transformer; config.json names what is different. The keys are those of `model` in a recipe.
 _SHAPE: dict[str, Any] = {
     "norm": "layer",
@@ -57,7 +51,10 @@ _SHAPE: dict[str, Any] = {
 class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
     """The contents of config.json.
 
-    shape: what differs from the paper's transformer, see _SHAPE
+    family: ilm, it, arm or fill   gates: whether every slot of an ILM says if something is missing there
+    framing: special tokens of a row   shape: what differs from the paper's transformer, see _SHAPE
+    fill: of a filler, the most blanks (most), how far positions jump behind a blank (jump), the id of a blank (mask_id)
+    and, if it takes them, the numbers of words that hints stand for (hints) and the id of the first of them (hint_ids)
     reserved: ids that are never written, such as special tokens   decode: decoding settings, see `infill`
     """
 
@@ -71,6 +68,10 @@ class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
         num_attention_heads: int = 1,
         intermediate_size: int = 8,
         max_position_embeddings: int = 2048,
+        family: str = "ilm",
+        gates: bool = False,
+        framing: int = 2,
+        fill: dict[str, Any] | None = None,
         shape: dict[str, Any] | None = None,
         tie_word_embeddings: bool = False,
         stop_token_id: int = 0,
@@ -84,6 +85,7 @@ class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
         self.num_attention_heads = num_attention_heads
         self.intermediate_size = intermediate_size
         self.max_position_embeddings = max_position_embeddings
+        self.family, self.gates, self.framing, self.fill = family, gates, framing, fill
         self.shape = {**_SHAPE, **(shape or {})}
         self.stop_token_id = stop_token_id
         self.reserved = list(reserved)
@@ -100,7 +102,8 @@ class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
 
 @dataclass
 class InsertlmOutput(ModelOutput):  # type: ignore[misc]
-    """logits: [B, N, V], of inserting a token right after each of the row   stop_logits: [B, 2], complete and not"""
+    """logits: [B, N, V], of a token right after each of the row   stop_logits: of an ILM, complete and not: [B, 2], or
+    with gates [B, N, 2]"""
 
     logits: Tensor | None = None
     stop_logits: Tensor | None = None
@@ -120,17 +123,21 @@ class _Block(nn.Module):
         self.up = nn.Linear(width, (1 + (self.activation == "swiglu")) * hidden, bias=shape["feed_forward_bias"])
         self.down = nn.Linear(hidden, width, bias=shape["feed_forward_bias"])
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """x: [B, N, width]   mask: [B, 1, 1, N] bool, False for keys that are not seen"""
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, past: tuple[Tensor, ...], causal: bool
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x: [B, N, width]   mask: [B, 1, 1 or N, N] bool, False for keys that are not seen
+        past: keys and values of earlier rows, which all see. Returns these with the new ones too"""
         heads = [self.heads, self.key_heads, self.key_heads]
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (sum(heads), -1)).transpose(1, 2)
         q, k, v = torch.split(qkv, heads, 1)
         q, k = _rotate(q, *rotation), _rotate(k, *rotation)
+        k, v = (torch.cat(pair, 2) for pair in zip(past, (k, v), strict=True)) if past else (k, v)
         shared = self.heads != self.key_heads
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         changed: Tensor = x + self.down(self._activate(self.up(self.hidden_norm(x))))
-        return changed
+        return changed, (k, v)
 
     def _activate(self, hidden: Tensor) -> Tensor:
         if self.activation == "swiglu":
@@ -144,14 +151,14 @@ def _norm(config: InsertlmConfig) -> nn.Module:
     return kind(config.hidden_size, eps=config.shape["norm_epsilon"])
 
 
-def _rotations(count: int, config: InsertlmConfig, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions 0 … count-1, each [count, rotary/2]. They are not a buffer, because
-    `from_pretrained` leaves buffers uninitialised that are in no file."""
+def _rotations(positions: Tensor, config: InsertlmConfig, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of these positions, each [N, rotary/2]. They are not a buffer, because `from_pretrained` leaves
+    buffers uninitialised that are in no file."""
     dims = min(config.shape["rotary_dims"], config.head_dim)
     frequency = config.shape["rotary_base"] ** (
         -torch.arange(0, dims, 2, dtype=torch.float64, device=like.device) / dims
     )
-    angle = torch.arange(count, device=like.device)[:, None] * frequency
+    angle = positions[:, None] * frequency
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
 
@@ -170,12 +177,25 @@ class _Backbone(nn.Module):
         self.blocks = nn.ModuleList([_Block(config) for _ in range(config.num_hidden_layers)])
         self.norm = _norm(config) if config.shape["final_norm"] else nn.Identity()
 
-    def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[B, N] to hidden rows [B, N, width]"""
+    def forward(
+        self,
+        input_ids: Tensor,
+        mask: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        cache: list[Any] | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """[B, N] to hidden rows [B, N, width]. positions: [N] (None: 0, 1, …)   cache: of each layer, keys and values
+        of rows that came before, to which those of these rows are added; empty at first"""
         x: Tensor = self.embedding(input_ids)
-        rotation = _rotations(x.shape[1], self.config, x)
-        for block in self.blocks:
-            x = block(x, rotation, mask)
+        places = torch.arange(x.shape[1], device=x.device) if positions is None else positions
+        rotation, kept = _rotations(places, self.config, x), list[tuple[Tensor, Tensor]]()
+        for block, past in zip(self.blocks, cache or [()] * len(self.blocks), strict=True):
+            x, both = block(x, rotation, mask, past, causal)
+            kept.append(both)
+        if cache is not None:
+            cache[:] = kept
         normed: Tensor = self.norm(x)
         return normed
 
@@ -205,18 +225,43 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.backbone = _Backbone(config)
         self.unembedding = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.stop = _StopHead(config.hidden_size)
+        if config.family == "ilm":
+            self.stop = _StopHead(config.hidden_size)
         self._heads: tuple[Any, Tensor] | None = None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.embedding
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> InsertlmOutput:
-        """input_ids: [B, N], rows of <stop> <bos> text, padded on the right   attention_mask: [B, N], 0 on padding"""
-        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        hidden = self.backbone(input_ids, mask)
-        return InsertlmOutput(logits=self.unembedding(hidden), stop_logits=self.stop(hidden[:, 0]))
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None, **_: Any
+    ) -> InsertlmOutput:
+        """input_ids: [B, N], rows padded on the right: of an ILM or IT `<stop> <bos> text`, of an ARM `<bos> text`
+        attention_mask: [B, N], 0 on padding, or [B, N, N], 0 where a row does not see another
+        position_ids: [N] (None: 0, 1, …); those of a filler jump, see filling_insertlm.py
+        """
+        mask = None if attention_mask is None else attention_mask.bool()
+        if mask is not None:
+            mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
+        if self.config.family == "arm":  # a row sees those before it
+            causal = torch.ones(input_ids.shape[1:] * 2, dtype=torch.bool, device=input_ids.device).tril()
+            mask = causal if mask is None else mask & causal
+        hidden = self.backbone(input_ids, mask, positions=position_ids)
+        stop = None
+        if self.config.family == "ilm":
+            stop = self.stop(hidden if self.config.gates else hidden[:, 0])
+        return InsertlmOutput(logits=self.unembedding(hidden), stop_logits=stop)
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but weights that are not those of the export are refused, and those that are no numbers."""
+        hub = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+        _check_sums(name, {key: kwargs[key] for key in hub if kwargs.get(key) is not None})
+        found = super().from_pretrained(name, *args, **kwargs)
+        for key, value in (found[0] if isinstance(found, tuple) else found).state_dict().items():
+            if not all(edge.isfinite() for edge in value.aminmax()):
+                raise ValueError(f"{name}: the weights are no numbers: {key} has NaN or infinite entries")
+        return found
 
     @torch.inference_mode()
     def infill(
@@ -225,41 +270,46 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         tokenizer: Any,
         *,
         seed: int = 0,
-        min_length: int | Sequence[int | None] | None = None,
-        max_length: int | Sequence[int | None] | None = None,
+        min_length: Lengths = None,
+        max_length: Lengths = None,
+        words: Lengths = None,
         **settings: Any,
     ) -> Infilled:
         """Fill in the blanks of a text. Three or more underscores are a blank, and `\\___` are plain underscores. The
         text `"___"` writes from nothing.
 
         min_length, max_length: tokens of every blank, or a list with one number for each (None: at least 1, no maximum)
+        words: about how many words belong into every blank, or a list, for fillers that have learnt such hints
 
-        `settings` override config.decode:
-        stop_threshold   stop when the stop classifier's probability reaches this
+        `settings` override config.decode, which holds those that the model knows:
+        stop_threshold   stop when the probability that nothing is missing reaches this
         order            how slots are ranked: mass (auto), certainty or margin
         joint            choose slot and token as a pair
         position_top_k   slots to choose among, 1 = the best one, 0 = all
+        parallel         of a filler: 1 = blank by blank, 0 = a token in every blank at a time
         temperature, top_k, top_p   of tokens, or of pairs if joint; temperature 0 takes the likeliest
-        max_tokens, max_steps   most insertions, whichever is less; max_tokens alone replaces the config's max_steps
+        max_tokens, max_steps   most tokens and steps; a step writes a token. Enough steps for max_tokens if not given
+        max_length is that of a blank; that of the whole row is the recipe's
         """
-        decode = _checked({**self.config.decode, **settings}, self.config.decode)
-        most = decode.get("max_tokens")  # one step writes one token, so both limit the same thing
-        if most is not None:
-            decode["max_steps"] = most if "max_steps" not in settings else min(most, decode["max_steps"])
-        if not 0 <= seed < 1 << 62:
-            raise ValueError(f"expected 0 <= seed < 2^62, got {seed}")
-        pieces = _parse_blanks(text)
-        given = _Given.of(pieces, tokenizer)
-        needs, rooms = _limits(min_length, max_length, len(given.blanks))
-        length, longest = len(given.ids) + 2, self.config.max_position_embeddings
-        longest = min(longest, decode.get("max_length") or longest)
-        if length + sum(needs) > longest:
-            raise ValueError(f"the text and its blanks need {length + sum(needs)} tokens; the model takes {longest}")
-        heads = self._first_words(tokenizer) if given.spaces else None
-        writing = _Writing(self, given, needs, rooms, heads, decode, seed, longest)
-        complete = writing.run()
+        known = self.config.decode
+        decode = checked({**known, **settings}, known)
+        if "max_tokens" in settings and "max_steps" not in settings:
+            decode["max_steps"] = max(decode["max_steps"], decode["max_tokens"] or 0)
+        if words is not None and not (self.config.fill and self.config.fill["hint_ids"]):
+            raise ValueError("words: this model has not learnt what length hints mean; leave them out")
+        family, framing = self.config.family, self.config.framing
+        pieces = parse_blanks(text)
+        given = Given.of(pieces, tokenizer)
+        longest = min(self.config.max_position_embeddings, decode.get("max_length") or _ENDLESS) - framing
+        heads = self._first_words(tokenizer) if given.spaces and family != "arm" else None
+        lengths = min_length, max_length, words
+        request = Request.of(given, lengths, 0 if family == "arm" else 1, heads, decode, longest, seed)
+        if (needed := len(given.ids) + sum(request.needs)) > longest:
+            raise ValueError(f"the text and its blanks need {needed + framing} tokens; the model takes {longest + framing}")
+        writer = _WRITERS[family](self, request)
+        complete = writer.run()
         # The result is joined from the user's own pieces: decoding their ids could change spaces.
-        written = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in writing.fills())
+        written = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in writer.fills())
         hidden = (" " if gap in given.spaces else "" for gap in given.blanks)
         fills = [fill.removeprefix(space) for fill, space in zip(written, hidden, strict=True)]
         whole = pieces[0] + "".join(fill + piece for fill, piece in zip(fills, pieces[1:], strict=True))
@@ -282,245 +332,15 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         return self._heads[1].to(self.device)
 
 
-# --- Blanks -----------------------------------------------------------------------------------------------------------
-
-
-class Infilled(NamedTuple):
-    """text: with its blanks filled   fills: the text of each blank   complete: False if a limit on length or steps
-    ended it"""
-
-    text: str
-    fills: list[str]
-    complete: bool
-
-
-class _Given(NamedTuple):
-    """ids: the given text as the model sees it   blanks: for each blank the number of ids before it   spaces: those
-    numbers of the blanks before which a space is hidden"""
-
-    ids: list[int]
-    blanks: list[int]
-    spaces: frozenset[int]
-
-    @classmethod
-    def of(cls, pieces: Sequence[str], tokenizer: Any) -> _Given:
-        ids, blanks, spaces = list[int](), list[int](), list[int]()
-        for number, piece in enumerate(pieces):
-            last = number == len(pieces) - 1
-            hidden = not last and piece.endswith(" ") and (number == 0 or len(piece) > 1)
-            seen = piece[:-1] if hidden else piece
-            ids += tokenizer(seen, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            if not last:
-                if blanks and blanks[-1] == len(ids):
-                    raise ValueError(
-                        f"blanks {number} and {number + 1}: the model sees nothing between them; expected one blank "
-                        "for both, or some text between them"
-                    )
-                blanks.append(len(ids))
-                spaces += [len(ids)] if hidden else []
-        return cls(ids, blanks, frozenset(spaces))
-
-
-def _parse_blanks(text: str) -> list[str]:
-    """The pieces around the blanks."""
-    for place, character in enumerate(text):
-        kind = unicodedata.category(character)
-        if kind == "Cs" or (kind == "Cc" and character not in "\t\n\r"):
-            raise ValueError(f"the text has U+{ord(character):04X} at character {place}; expected plain text")
-    pieces, end = [""], 0
-    for match in re.finditer(r"(?<!\\)(\\*)(_+)", text):
-        slashes, run = match.groups()
-        plain = "_" * (len(slashes) % 2)  # a backslash makes the next underscore a plain one
-        run = run.removeprefix(plain)
-        pieces[-1] += text[end : match.start()] + slashes[: len(slashes) // 2] + plain
-        if len(run) >= 3:
-            pieces.append("")
-        else:
-            pieces[-1] += run
-        end = match.end()
-    pieces[-1] += text[end:]
-    if len(pieces) == 1:
-        raise ValueError("the text has no blank; expected ___ where something is missing")
-    return pieces
-
-
-def _limits(
-    least: int | Sequence[int | None] | None, most: int | Sequence[int | None] | None, count: int
-) -> tuple[list[int], list[int]]:
-    """The fewest and the most tokens of each blank."""
-    rooms = [_ENDLESS if high is None else high for high in _each(most, count)]
-    needs = [min(1, room) if low is None else low for low, room in zip(_each(least, count), rooms, strict=True)]
-    if any(not 0 <= need <= room for need, room in zip(needs, rooms, strict=True)):
-        raise ValueError(f"expected 0 <= min_length <= max_length, got {least} and {most}")
-    return needs, rooms
-
-
-def _each(lengths: int | Sequence[int | None] | None, count: int) -> list[int | None]:
-    if lengths is None or isinstance(lengths, int):
-        return [lengths] * count
-    if len(lengths) != count:
-        raise ValueError(f"expected a length, or one for each of the {count} blanks, got {len(lengths)}")
-    return list(lengths)
-
-
-def _checked(decode: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    if unknown := decode.keys() - known.keys():
-        raise ValueError(f"unknown setting {min(unknown)}; expected one of {', '.join(known)}")
-    if decode["order"] not in _ORDERS:
-        raise ValueError(f"order: expected one of {', '.join(_ORDERS)}, got {decode['order']!r}")
-    if decode["order"] in ("certainty", "margin") and (decode["joint"] or decode["position_top_k"] != 1):
-        raise ValueError(f"order {decode['order']}: expected joint=False and position_top_k=1")
-    if not (decode["temperature"] >= 0 and 0 < decode["top_p"] <= 1 and 0 <= decode["stop_threshold"] <= 1):
-        raise ValueError("expected temperature >= 0, 0 < top_p <= 1 and 0 <= stop_threshold <= 1")
-    if min(decode["top_k"], decode["position_top_k"], decode["max_steps"] - 1) < 0:
-        raise ValueError("expected top_k >= 0, position_top_k >= 0 and max_steps >= 1")
-    return decode if decode["temperature"] >= _COLD else {**decode, "temperature": 0.0}
-
-
-# --- Writing ----------------------------------------------------------------------------------------------------------
-
-
-class _Token(NamedTuple):
-    """number: the order in which it came, which noise depends on   blank: the blank right after it, or -1
-    edge: whether the next token after it must begin a word   new: whether the model wrote it"""
-
-    id: int
-    number: int
-    blank: int = -1
-    edge: bool = False
-    new: bool = False
-
-
-class _Writing:
-    """One text while it is written.
-
-    line: its tokens without <stop>, in reading order   needs, rooms: fewest and most tokens still to come in each blank
-    heads: [W] bool, which tokens may begin a word; None if no blank needs it
-    """
-
-    def __init__(
-        self,
-        model: InsertlmModel,
-        given: _Given,
-        needs: list[int],
-        rooms: list[int],
-        heads: Tensor | None,
-        decode: dict[str, Any],
-        seed: int,
-        longest: int,
-    ) -> None:
-        blank = {gap: number for number, gap in enumerate(given.blanks)}
-        row = [model.config.bos_token_id, *given.ids]
-        self.line = [
-            _Token(token, rank + 1, blank.get(rank, -1), heads is not None and rank in given.spaces)
-            for rank, token in enumerate(row)
-        ]
-        self.model, self.needs, self.rooms, self.heads = model, [*needs], [*rooms], heads
-        self.decode, self.longest, self.words = decode, longest, model.writable
-        self.seed = seed + (seed >> 32) * 0x9E3779B9  # the hash sees 32 bits
-
-    def run(self) -> bool:
-        """Insert until the model stops or a limit is reached. Returns whether the model stopped."""
-        # One pass more than insertions: the last one asks whether the text is complete.
-        for step in range(self.decode["max_steps"] + 1):
-            tokens = [self.model.config.stop_token_id, *(token.id for token in self.line)]
-            [hidden] = self.model.backbone(torch.tensor([tokens], device=self.model.device))
-            stop = self.model.stop(hidden[:1]).float().softmax(-1)[0, 0]
-            done, owed = bool(stop >= self.decode["stop_threshold"]), sum(self.needs)
-            if done and not owed:
-                return True
-            left = min(self.longest - len(tokens), self.decode["max_steps"] - step)
-            wanted = self.needs if owed and (done or left <= owed) else self.rooms
-            slots = [place for place, token in enumerate(self.line) if token.blank >= 0 and wanted[token.blank]]
-            # The package numbers slots in order of insertion, and ties must fall the same way.
-            slots.sort(key=lambda place: self.line[place].number)
-            if left <= 0 or not slots or not self._insert(slots, hidden[1:], step):
-                break
-        return False
-
-    def fills(self) -> list[list[int]]:
-        """The ids of each fill."""
-        found: list[list[int]] = [[] for _ in self.needs]
-        for token in self.line:
-            if token.new:
-                found[token.blank].append(token.id)
-        return found
-
-    def _insert(self, slots: list[int], hidden: Tensor, step: int) -> bool:
-        """Insert a token after one of the slots. Returns False if no token may be written there."""
-        logits = (hidden[slots] @ self.model.unembedding.weight[self.words].T).float()
-        if self.heads is not None:
-            edge = torch.tensor([self.line[place].edge for place in slots], device=logits.device)
-            logits = logits.masked_fill(edge[:, None] & ~self.heads, -torch.inf)
-        if not logits.isfinite().any():
-            return False
-        numbers = torch.tensor([self.line[place].number for place in slots], device=logits.device)
-        slot, word = self._choose_pair(logits, numbers, step)
-        before = self.line[slots[slot]]
-        new = _Token(int(self.words[word]), len(self.line) + 1, before.blank, False, True)
-        self.line.insert(slots[slot] + 1, new)
-        self.rooms[new.blank] -= 1
-        self.needs[new.blank] = max(0, self.needs[new.blank] - 1)
-        return True
-
-    def _choose_pair(self, logits: Tensor, slots: Tensor, step: int) -> tuple[int, int]:
-        """logits: [S, W]   slots: [S], numbers of their tokens. Returns the indices of a slot and of a word in it."""
-        decode, width = self.decode, logits.shape[1]
-        greedy = decode["temperature"] == 0.0 or decode["top_k"] == 1
-        columns = torch.arange(width, device=logits.device)
-        # Noise depends on the number of a slot's token, not on its place, which changes with every insertion.
-        among = decode["temperature"], decode["top_k"], decode["top_p"]
-        if decode["joint"]:
-            pairs = (slots[:, None] * width + columns).flatten()
-            pair = _choose(logits.flatten(), _uniform(_TOKEN, self.seed, step, pairs), *among)
-            return pair // width, pair % width
-        score = _slot_scores(logits, decode["order"])
-        slot = _choose(score, _uniform(_SLOT, self.seed, step, slots), 1.0, decode["position_top_k"], 1.0)
-        noise = columns if greedy else _uniform(_TOKEN, self.seed, step, columns)
-        return slot, _choose(logits[slot], noise, *among)
-
-
-def _slot_scores(logits: Tensor, order: str) -> Tensor:
-    """The slot with the highest score gets the next token. [S, W] to [S]"""
-    mass = logits.logsumexp(-1)
-    if order in ("auto", "mass"):
-        return mass
-    best, *others = logits.topk(min(2, logits.shape[1])).values.unbind(-1)
-    if order == "certainty":
-        score = best - mass
-    else:
-        second = others[0] if others else torch.full_like(best, -torch.inf)
-        score = (best - mass).exp() - (second - mass).exp()
-    return score.masked_fill(mass < mass.max() + torch.tensor(_PLAUSIBLE).log(), -torch.inf)
-
-
-def _choose(logits: Tensor, noise: Tensor, temperature: float, top_k: int, top_p: float) -> int:
-    """An index, drawn by the Gumbel-max trick. logits, noise: [N], the latter uniform on (0, 1)"""
-    if temperature == 0.0 or top_k == 1:
-        return int(logits.argmax())
-    # Ties at the k-th place all stay, as in the package.
-    logits = logits / temperature
-    if 0 < top_k < len(logits):
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
-    if top_p < 1.0:
-        ordered, index = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        out = (before >= top_p) & (before > 0)  # the first always stays, even if top_p is tiny
-        logits = logits.masked_fill(torch.zeros_like(out).scatter(0, index, out), -torch.inf)
-    return int((logits - (-noise.log()).log()).argmax())
-
-
-def _uniform(stream: int, *counters: Tensor | int) -> Tensor:
-    """Floats in (0, 1): a hash of the stream and the counters with the 32-bit finaliser of MurmurHash3."""
-    low = 0xFFFFFFFF
-
-    def mix(x: Tensor) -> Tensor:
-        x = ((x ^ (x >> 16)) * 0x85EBCA6B) & low
-        x = ((x ^ (x >> 13)) * 0xC2B2AE35) & low
-        return x ^ (x >> 16)
-
-    # Plain integer arithmetic on int64, so that every device and library version draws the same numbers.
-    state: Tensor | int = stream
-    for counter in counters:
-        state = mix((state + 0x9E3779B9 + mix(torch.as_tensor(counter).long() & low)) & low)
-    return ((torch.as_tensor(state) >> 9).float() + 0.5) * 2.0**-23
+def _check_sums(name: Any, hub: dict[str, Any]) -> None:
+    """Refuse files that are not those of the export. name: of a folder or a repository"""
+    sums = cached_file(name, _SUMS, _raise_exceptions_for_missing_entries=False, **hub)
+    if sums is None:  # an older export
+        return
+    for line in Path(sums).read_text().splitlines():
+        expected, file = line.split(maxsplit=1)
+        if file in ("config.json", "model.safetensors"):
+            with Path(cached_file(name, file, **hub)).open("rb") as data:
+                found = hashlib.file_digest(data, "sha256").hexdigest()
+            if found != expected:
+                raise ValueError(f"{name}: {file} is altered: its SHA-256 is {found}, expected {expected} by {_SUMS}")

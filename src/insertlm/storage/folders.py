@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
 from insertlm.storage import checkpoints
+from insertlm.storage.checksums import check_sums
 from insertlm.storage.hub import fetch, has_file, is_hub_id
-from insertlm.storage.weights import unpack
+from insertlm.storage.weights import Unpacked, unpack
 
 __all__ = ["bundled", "find", "is_bundled", "is_ours", "read_weights"]
 
@@ -57,15 +56,16 @@ def is_ours(name: str) -> bool:
     return not is_hub_id(name) or has_file(name, "recipe.yaml")
 
 
-def read_weights(folder: Path, checkpoint: str | int = "last") -> tuple[Mapping[str, Tensor], int | None]:
-    """Released weights, or the averaged ones of one of a run's checkpoints and its step. checkpoint: last, best or the
-    number of its step"""
+def read_weights(folder: Path, checkpoint: str | int = "last") -> tuple[Unpacked, int | None]:
+    """Released weights, or the averaged ones of one of a run's checkpoints and its step; in both cases verified.
+    checkpoint: last, best or the number of its step"""
     released = folder / "model.safetensors"
     if not released.is_file():
         place = checkpoints.select(folder / "checkpoints", checkpoint)
-        return checkpoints.load_part(place, "ema"), checkpoints.step_of(place)
+        return unpack(checkpoints.load_part(place, "ema")), checkpoints.step_of(place)
     if checkpoint != "last":
         raise InsertlmError(f"{folder}: checkpoint {checkpoint}: it holds released weights and no checkpoints")
+    check_sums(folder)
     try:
         return unpack(load_file(released)), None
     except (SafetensorError, OSError) as error:

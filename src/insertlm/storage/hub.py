@@ -14,12 +14,15 @@ __all__ = ["FILES", "fetch", "has_file", "is_hub_id", "name_of", "push"]
 
 FILES = (  # of an export
     "README.md",
+    "SHA256SUMS",
     "config.json",
+    "filling_insertlm.py",
     "model.safetensors",
     "modeling_insertlm.py",
     "recipe.yaml",
     "tokenizer.json",
     "tokenizer_config.json",
+    "writing_insertlm.py",
 )
 _STATUS = {
     401: "it wants a token (401), from hf auth login or in HF_TOKEN, or has no such repository",

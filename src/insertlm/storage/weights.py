@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from insertlm.core.errors import InsertlmError
+
 __all__ = ["BITS", "GROUP", "Unpacked", "bits_of", "pack", "pack_groups", "rounded", "unpack"]
 
 _SCALE = "/scale"
@@ -28,7 +30,7 @@ GROUP = 32
 # By the last part of a matrix's name. Measured with SmolLM2-135M, one kind of matrix at four bits and all else as it
 # was: for each weight, `up` and `out` cost half of what the others cost (docs/export.md).
 BITS = {"embedding": 5, "unembedding": 5, "qkv": 5, "out": 4, "up": 4, "down": 5}
-_PIECE = 1 << 22  # entries unpacked at once: what is in between stays in the processor's cache
+_PIECE = 1 << 19  # entries unpacked at once: what is in between stays in the processor's cache
 
 
 def bits_of(name: str, shape: Sequence[int]) -> int:
@@ -111,7 +113,8 @@ def _joined(codes: Tensor, bits: int) -> Tensor:
 
 
 class Unpacked(Mapping[str, Tensor]):
-    """What is in a file. Each matrix is unpacked when it is asked for, so that they need not be in memory together.
+    """What is in a file: weights by their names, in either form or as they were. Shapes are known without unpacking,
+    and each matrix is unpacked when it is asked for, so that they need not be in memory together.
 
     in_groups: whether some are stored in groups
     """
@@ -120,11 +123,43 @@ class Unpacked(Mapping[str, Tensor]):
         self._packed = packed
         self.in_groups = any(value.dtype == torch.uint8 for value in packed.values())
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises InsertlmError if what is stored of a matrix does not fit together."""
+        value, scale = self._packed[name], self._scale_of(name)
+        if scale is None:
+            return tuple(value.shape)
+        columns = scale.shape[-1] * GROUP if value.dtype == torch.uint8 else value.shape[-1]
+        sizes = [columns * bits // 8 for bits in range(1, 8)] if value.dtype == torch.uint8 else [columns]
+        if value.dim() != 2 or scale.dim() != 2 or len(scale) != len(value) or value.shape[1] not in sizes:
+            found = tuple(value.shape), tuple(scale.shape)
+            raise InsertlmError(f"{name} is packed as {found[0]} with scales {found[1]}, which do not fit together")
+        return len(value), columns
+
+    def finite(self, name: str) -> bool:
+        """Whether all entries are numbers. Packed ones are, if their factors are."""
+        scale = self._scale_of(name)
+        value = self._packed[name] if scale is None else scale
+        # One pass without a copy: the least and the largest are NaN if any entry is.
+        return not value.numel() or all(bool(edge.isfinite()) for edge in value.detach().aminmax())
+
+    def write(self, name: str, out: Tensor) -> None:
+        """Unpack into a tensor of any precision, on any device."""
+        value, scale = self._packed[name], self._scale_of(name)
+        if scale is None:
+            out.copy_(value)
+        elif value.dtype == torch.uint8 and out.device.type == "cpu":
+            _from_groups(value, scale, out)
+        else:
+            out.copy_(self[name])
+
     def __getitem__(self, name: str) -> Tensor:
-        value, scale = self._packed[name], self._packed.get(name + _SCALE)
+        value, scale = self._packed[name], self._scale_of(name)
         if scale is None:
             return value
-        return _from_groups(value, scale) if value.dtype == torch.uint8 else value * scale
+        return _from_groups(value, scale, torch.empty(self.shape(name))) if value.dtype == torch.uint8 else value * scale
+
+    def _scale_of(self, name: str) -> Tensor | None:
+        return self._packed.get(name + _SCALE)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._packed if not name.endswith(_SCALE))
@@ -138,27 +173,30 @@ def unpack(packed: Mapping[str, Tensor]) -> Unpacked:
     return Unpacked(packed)
 
 
-def _from_groups(packed: Tensor, scale: Tensor) -> Tensor:
-    rows, columns = len(packed), scale.shape[1] * GROUP
+def _from_groups(packed: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """Into `out`, [R, C], whose precision rounds each product once."""
+    rows, columns = out.shape
     bits = packed.shape[1] * 8 // columns
-    values = torch.empty(rows, columns)
+    words = packed.view(torch.int32)  # four bytes at once; groups of 32 entries make rows whole words
     step = max(1, _PIECE // columns)
+    piece = torch.empty(min(step, rows), columns)  # in float32, where products of this shape are fast
     for first in range(0, rows, step):
         part = slice(first, first + step)
-        codes = _split(packed[part], bits, columns).sub_(1 << bits - 1).view(torch.int8)  # modulo 256
-        groups = values[part].view(-1, scale.shape[1], GROUP)
-        torch.mul(codes.view(groups.shape), scale[part, :, None].float(), out=groups)
-    return values
+        values = piece[: len(out[part])].copy_(_split(words[part], bits, columns).sub_(1 << bits - 1))  # modulo 256
+        values.view(len(values), -1, GROUP).mul_(scale[part, :, None].float())
+        out[part].copy_(values)
+    return out
 
 
-def _split(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """The inverse of `_joined`."""
-    codes = torch.zeros(len(packed), columns, dtype=torch.uint8)
+def _split(words: Tensor, bits: int, columns: int) -> Tensor:
+    """The inverse of `_joined`. words: [R, C·bits / 32] int32. Returns int8 [R, C]"""
+    codes = torch.zeros(len(words), columns // 4, dtype=torch.int32)
     at = shift = 0
     for width in _planes(bits):
-        length = columns * width // 8
-        plane = packed[:, at : at + length]
+        length = columns * width // 32
+        plane = words[:, at : at + length]
+        mask = ((1 << width) - 1) * 0x01010101  # in each byte; what a shift brings over from the next one is cut off
         for i in range(8 // width):
-            codes[:, i * length : (i + 1) * length] |= ((plane >> i * width) & ((1 << width) - 1)) << shift
+            codes[:, i * length : (i + 1) * length] |= ((plane >> i * width) & mask) << shift
         at, shift = at + length, shift + width
-    return codes
+    return codes.view(torch.int8)

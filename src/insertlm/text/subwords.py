@@ -69,6 +69,10 @@ class SubwordTokenizer:
         kept = (i for word, i in self._inner.get_vocab().items() if not _RESERVED.fullmatch(word))
         return sorted(set(kept) - marked - set(self.specials))
 
+    @cached_property
+    def _marks(self) -> dict[int, str]:
+        return {i: f"<{role}>" for role, i in self.specials._asdict().items()}
+
     @property
     def names(self) -> list[Hashable]:
         roles = {i: ("special", role) for role, i in self.specials._asdict().items()}
@@ -113,8 +117,7 @@ class SubwordTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Special tokens show as `<bos>` etc., whatever the vocabulary calls them."""
-        names = {i: f"<{role}>" for role, i in self.specials._asdict().items()}
-        runs = groupby(ids, key=names.get)
+        runs = groupby(ids, key=self._marks.get)
         return "".join(
             self._inner.decode(list(run), skip_special_tokens=False) if name is None else name * len(list(run))
             for name, run in runs

@@ -133,6 +133,7 @@ class Model:
         words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
+        choices: Mapping[str, Sequence[str]] | None = None,
         batch_size: int = 64,
         stream: Literal[False] = False,
         **settings: Any,
@@ -152,6 +153,7 @@ class Model:
         words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
+        choices: Mapping[str, Sequence[str]] | None = None,
         batch_size: int = 64,
         stream: Literal[True],
         **settings: Any,
@@ -170,6 +172,7 @@ class Model:
         words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
+        choices: Mapping[str, Sequence[str]] | None = None,
         batch_size: int = 64,
         stream: bool = False,
         **settings: Any,
@@ -195,7 +198,9 @@ class Model:
         _ = self.text_tokenizer  # refuses models of other tasks before anything else is checked
         samples, batch_size = whole_number("samples", samples, 1), whole_number("batch_size", batch_size, 1)
         seed = _seed(seed)
-        request = Request(text, blanks, anywhere, min_length, max_length, banned, required, words=words)
+        request = Request(
+            text, blanks, anywhere, min_length, max_length, banned, required, words=words, choices=choices or {}
+        )
         requests, decode = [request] * samples, self.settings(**settings)
         if stream:
             return Stream(self.family, self.begin_infill(requests, decode, seed), decode, batch_size)

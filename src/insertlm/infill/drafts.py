@@ -11,6 +11,7 @@ Guarantees of infilling:
   piece that is only a space between two blanks is shown.
 - With `anywhere` the model may also insert outside blanks, wherever two tokens of the given text meet without sharing a
   character. The given text is still there, in order, in `spans`.
+- A blank with a number of words, choices or a regular expression gets what these allow; see words.py and patterns.py.
 - A required word is written as its tokens, with a space before it, without interruption: it is in a fill letter for
   letter, perhaps as a part of a longer word.
 - A banned word is not in a fill as a whole word, nor made by a fill together with the text beside it. Its usual tokens
@@ -29,6 +30,7 @@ from typing import Generic, NamedTuple, TypeVar
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
 from insertlm.inference.constraints import contradicts
+from insertlm.inference.rules import Choice
 from insertlm.inference.scheduler import Progress
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Insertion, Trajectory
@@ -115,11 +117,13 @@ class InfillDraft(Draft[Infilling]):
     def __init__(self, encoded: EncodedRequest, request: Request, tokenizer: Tokenizer, seed: int) -> None:
         given = encoded.given
         super().__init__(encoded.prompt(seed), tokenizer, given.cells, sorted(given.places))
-        self.given, self.banned, self.seed, self.attempts = given, request.banned, seed, 0
+        self.given, self.fields, self.banned, self.seed, self.attempts = given, request.fields, request.banned, seed, 0
         self.held = bool(request.banned)
 
     def finish(self, trajectory: Trajectory) -> Infilling | None:
-        result = Infilling(trajectory, self.given, self.tokenizer)
+        choices = {gap: rule for gap, rule in self.prompt.rules.items() if isinstance(rule, Choice)}
+        weights = [choices[gap].weights if gap in choices else () for gap in self.given.blanks]
+        result = Infilling(trajectory, self.given, self.tokenizer, self.fields, weights)
         spelling = result.spelling(self.banned)
         if not spelling:
             return result

@@ -1,7 +1,8 @@
-"""The rules of a text whose blanks are written one after the other: those of single blanks (inference/rules.py), and runs
-of tokens that are banned or required.
+"""The rules of a text whose blanks are written one after the other: those of single blanks (inference/rules.py), and
+runs of tokens that are banned or required.
 
 - What the rule of a blank forbids is never written. A run has a place in such a blank only as far as the rule says.
+  Choices and patterns count alone there: a banned word that comes about by them is found when the text is done.
 - No token completes a banned run with what stands to its left, given or written. A blank does not end where that would
   complete one across its edge, and no token is written that would leave the blank no other choice.
 - Each required run is written once, without interruption, in some blank. It is begun when the model would end the last
@@ -66,12 +67,11 @@ class FillRules:
         spare: how many of all these are not needed for the least of blanks
         """
         own = self.own[blank].judge(self.fills[blank], rooms[blank]) if blank in self.own else Verdict()
-        if not self.banned and not self.required:
+        if own.alone or not (self.banned or self.required):
             return own
         takes = [self._takes(number, room) for number, room in enumerate(rooms)]
         runs = self._judge_runs(blank, wants, takes, spare)
-        only = runs.only if own.only is None else own.only
-        return own._replace(penalty=own.penalty + runs.penalty, only=only, never=runs.never)
+        return own._replace(penalty=own.penalty + runs.penalty, only=runs.only, never=runs.never)
 
     def _takes(self, blank: int, room: int) -> int:
         return min(room, self.own[blank].takes(self.fills[blank], room)) if blank in self.own else room
@@ -163,7 +163,8 @@ class FillRules:
 
 
 def allow(verdict: Verdict, logits: Tensor, choices: Tensor) -> Tensor:
-    """The choices that are left, [V]. logits: the same with those that other constraints have forbidden"""
+    """The choices that are left, [V]. logits: the same, with those that are banned"""
+    choices = logits if verdict.alone else choices
     if verdict.only is not None:
         choices = torch.full_like(logits, -torch.inf)
         choices[[*verdict.only]] = logits[[*verdict.only]]

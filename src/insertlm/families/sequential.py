@@ -54,9 +54,7 @@ class Sequential(Family):
     def predict(self, completions: Sequence[Completion]) -> Tensor:
         """Hidden rows [P, d], a row for each token of every fill and one for its end, in the order of writing."""
 
-    def weigh(
-        self, prompt: Prompt, fills: Sequence[Sequence[int]], options: Sequence[Sequence[int]]
-    ) -> list[float]:
+    def weigh(self, prompt: Prompt, fills: Sequence[Sequence[int]], options: Sequence[Sequence[int]]) -> list[float]:
         """The log-probability of each of these as the next fill of a prompt, its end included, when the fills before it
         have been written."""
         later: list[Sequence[int]] = [[]] * (len(prompt.gaps) - len(fills) - 1)

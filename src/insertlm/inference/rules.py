@@ -28,6 +28,7 @@ class Verdict(NamedTuple):
     only: the ids that may be written, None: all but those of `never`   mask: [V] bool on the host, the same, besides
     beyond: [V] bool on the host, the ids that would pass the most of this blank: whoever chooses one has filled it up
     held: whether tokens may yet be cut back, so that a blank that was filled up ends where its end is likely
+    alone: whether nothing else counts, not even banned ids, because the rest could not be written any more
     """
 
     penalty: float = 0.0
@@ -36,6 +37,7 @@ class Verdict(NamedTuple):
     mask: Tensor | None = None
     beyond: Tensor | None = None
     held: bool = False
+    alone: bool = False
 
     @property
     def over(self) -> bool:
@@ -45,8 +47,8 @@ class Verdict(NamedTuple):
 
 
 class Rule(Protocol):
-    """needs: with so many tokens the blank can be filled for sure   free: whether the model begins it as it likes, so
-    that behind a hidden space it must be told to bring that space   hints: about how many words fit, for the further
+    """needs: with so many tokens the blank can be filled for sure   free: whether other constraints count beside it;
+    else it also brings the space that is hidden before the blank   hints: about how many words fit, for the further
     attempts at a blank that was filled up; none: there is only one"""
 
     needs: int
@@ -86,7 +88,7 @@ class Choice:
     def judge(self, fill: Sequence[int], room: int) -> Verdict:
         option = self.options[self.chosen]
         rest = option[len(fill) :]
-        return Verdict(_UNFINISHED * bool(rest), rest[:1])
+        return Verdict(_UNFINISHED * bool(rest), rest[:1], alone=True)
 
     def takes(self, fill: Sequence[int], room: int) -> int:
         return 0

@@ -16,7 +16,7 @@ Guarantees of infilling:
   letter, perhaps as a part of a longer word.
 - A banned word is not in a fill as a whole word, nor made by a fill together with the text beside it. Its usual tokens
   are banned. If it comes about by other tokens, these are banned too and the sample is written again (with another seed
-  if they cannot be banned because a required word has them).
+  if they cannot be banned because a required word has them, or a blank has choices or a regular expression).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class InfillDraft(Draft[Infilling]):
             raise InsertlmError(f"cannot keep {words} out of the text; expected other banned words")
         # The same seed and one more banned run: everything before the banned word stays as it was.
         again = replace(self.prompt, banned=(*self.prompt.banned, spelling))
-        if contradicts(again):
+        if contradicts(again) or not all(rule.free for rule in self.prompt.rules.values()):
             again = replace(self.prompt, seed=self.seed + (self.attempts << 32))
         self.prompt = again
         return None

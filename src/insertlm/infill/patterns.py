@@ -5,8 +5,8 @@
   tokens is always matched; of others it is found out before anything is written.
 - Only characters that are tokens by themselves are written (in any token): otherwise some text could be begun that
   cannot be finished. In common vocabularies these are ASCII and the letters of many languages, and no emoji.
-- Expressions are those of Rust's regex library, without look-around, word boundaries and references back. `\\d` is 0 to 9.
-  They are explored while a text is written, with limits, so that none takes long.
+- Expressions are those of Rust's regex library, without look-around, word boundaries and references back; `\\d` is 0 to
+  9. They are explored while a text is written, with limits, so that none takes long.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Pattern:
         self.needs = shortest if most is None else min(shortest, most)
         first = self.judge([], self.needs)
         if first.penalty and (first.mask is None or not first.mask.any()):
-            raise InsertlmError(f"{shown}: a match needs more than {most} tokens; expected more, or a shorter expression")
+            raise InsertlmError(f"{shown}: no match is sure to fit into {most} tokens; expected more")
 
     def takes(self, fill: Sequence[int], room: int) -> int:
         return 0
@@ -73,7 +73,7 @@ class Pattern:
             for size in self.words.sizes[every & ~mask].unique().tolist():
                 others, _ = self._allowed(fill, f"{{0,{reach + size - 1}}}")
                 mask = mask | (others & every & (self.words.sizes == size))
-        return Verdict(_NO_MATCH * (not accepts), mask=mask)
+        return Verdict(_NO_MATCH * (not accepts), mask=mask, alone=True)
 
     def _allowed(self, fill: Sequence[int], length: str) -> tuple[Tensor, bool]:
         """The tokens that may come next in a match of this length, [V] bool, and whether it may end here."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ class Request:
     lengths_of: Sequence[str] | None = None
     words: Lengths = None
     onward: bool = False
-    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    choices: Mapping[str, Sequence[str]] = dataclass_field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):

@@ -56,7 +56,7 @@ def expected_words(field: Field) -> int | None:
     if field.about is not None or field.words is None:
         return field.about
     least, most = field.words
-    return None if most is None else round((least * most) ** 0.5)
+    return None if most is None else min(most, round((max(1, least) * most) ** 0.5))
 
 
 def make_rule(

@@ -80,7 +80,9 @@ def _read(match: re.Match[str]) -> Field:
         if choices == (_BY_ARGUMENT,):
             return Field(name, listed=True)
         if len(choices) == 1:
-            raise InsertlmError(f"{whole}: expected two choices or more, or {{{name}|choices}} and the argument choices")
+            raise InsertlmError(
+                f"{whole}: expected two choices or more, or {{{name}|choices}} and the argument choices"
+            )
         if len({*choices}) < len(choices):
             raise InsertlmError(f"{whole}: a choice is there twice; expected different ones")
         return Field(name, choices=choices)

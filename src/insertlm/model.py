@@ -132,6 +132,7 @@ class Model:
         words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
+        choices: Mapping[str, Sequence[str]] | None = None,
         batch_size: int = 64,
         stream: Literal[False] = False,
         **settings: Any,
@@ -151,6 +152,7 @@ class Model:
         words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
+        choices: Mapping[str, Sequence[str]] | None = None,
         batch_size: int = 64,
         stream: Literal[True],
         **settings: Any,
@@ -169,6 +171,7 @@ class Model:
         words: Lengths = None,
         banned: Sequence[str] = (),
         required: Sequence[str] = (),
+        choices: Mapping[str, Sequence[str]] | None = None,
         batch_size: int = 64,
         stream: bool = False,
         **settings: Any,
@@ -195,7 +198,9 @@ class Model:
         samples, batch_size = whole_number("samples", samples, 1, _MOST), whole_number("batch_size", batch_size, 1)
         check_flag("stream", stream)
         seed = _seed(seed)
-        request = Request(text, blanks, anywhere, min_length, max_length, banned, required, words=words)
+        request = Request(
+            text, blanks, anywhere, min_length, max_length, banned, required, words=words, choices=choices or {}
+        )
         requests, decode = [request] * samples, self.settings(**settings)
         if stream:
             return Stream(self.family, self.begin_infill(requests, decode, seed), decode, batch_size)

@@ -318,7 +318,9 @@ def _add_generate(subparsers: Any) -> None:
 
 
 def _add_infill(subparsers: Any) -> None:
-    note = f"___ is a blank and \\_ an underscore. Write -- before a TEXT that begins with a dash. {_DECODE}"
+    note = "___ is a blank, and so is {name}; it may say more: {name:3-8 words}, {name:about 5 words}, "
+    note += "{name:up to 9 tokens}, {name|one|two}, {name:/regular expression/}. \\_ and \\{ are plain. "
+    note += f"Write -- before a TEXT that begins with a dash. {_DECODE}"
     command = _add(subparsers, "infill", "fill in the blanks of a text", note)
     about = 'such as "The conference, ___ was postponed."; - reads standard input'
     command.add_argument("text", metavar="TEXT", help=about)

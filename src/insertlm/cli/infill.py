@@ -28,7 +28,7 @@ _LIMITS: dict[Limit, str] = {
     "max_tokens": "--decode.max_tokens",
     "max_steps": "--decode.max_steps",
     "max_length": "the model (or --decode.max_length)",
-    "blanks": "--max",
+    "blanks": "the most of a blank (--max, or what the text says of it)",
 }
 
 
@@ -110,6 +110,8 @@ def _print_json(infilling: Infilling) -> None:
     record = {
         "text": infilling.text,
         "fills": infilling.fills,
+        "named": infilling.named,
+        "probabilities": infilling.probabilities,
         "complete": infilling.complete,
         "limit": trajectory.limit,
         "stop_probability": trajectory.stop_probability,

@@ -11,6 +11,7 @@ Design choices, the published ones unless said:
 - Decoding computes the prefix, <bos> and the given text once, then one row a step (the published code computes all rows
   in every step). Only words and <eos> can be drawn, and <eos> ends the text. So `decode.stop_threshold` is refused, and
   so are the settings that choose a place, because the only place is the end.
+- A text with rules (inference/rules.py) is asked what they allow before each token is drawn.
 - The recorded probabilities are the model's own among words and <eos>, before temperature, top-k and top-p. That of
   <eos> is the stop probability.
 """
@@ -31,6 +32,7 @@ from insertlm.core.noise import hash32
 from insertlm.core.packing import Packing, Segments
 from insertlm.families.abilities import Abilities
 from insertlm.families.base import FamilyConfig, Losses, Noise, Rows
+from insertlm.families.fill_rules import FillRules, allow
 from insertlm.families.sequential import Sequential, examples_of
 from insertlm.inference.sampling import draws
 from insertlm.inference.score import Completion
@@ -47,7 +49,7 @@ __all__ = ["ARM", "ArmConfig", "Packed", "pack"]
 
 # Streams of noise: what a draw is for, in training and in writing.
 _DROPOUT = 0
-_TOKEN = 0
+_TOKEN, _CHOICE = 0, 1
 
 _HELD = ("length", "before", "limit", "hidden")  # by the writer, of every text
 
@@ -173,6 +175,7 @@ class _Writing(BatchWriter):
     length, before, limit: [B] tokens so far, those of them before the text, and the most there may be
     lengths, left: [B] on the host, tokens so far and how many more a text may get
     hidden: [B, d] of the last token   words: [W+1] ids in play, the last is <eos>   vectors: [W+1, d] theirs
+    rules: of the texts that have some, else None
     """
 
     mixes = True
@@ -189,24 +192,52 @@ class _Writing(BatchWriter):
         self.length = torch.from_numpy(self.lengths).to(device)
         self.limit = self.length + torch.from_numpy(room).to(device)
         self.before = torch.tensor([len(prompt.prefix) + 1 for prompt in prompts], device=device)
+        self.rules = [FillRules(prompt) if FillRules.apply_to(prompt) else None for prompt in prompts]
         self.hidden, self.cache = self._read(rows)
 
     def step(self, number: int) -> Step:
         """The next token of every text, or its end."""
         logits = self.hidden @ self.vectors.T
-        choice = self.choose(logits, draws(_TOKEN, self.seed, self.own(number)))
+        ruled, beyond = self._rule(logits)
+        choice = self.choose(ruled, draws(_TOKEN, self.seed, self.own(number)))
+        full = self.length >= self.limit
+        for row, ids in beyond.items():
+            full[row] |= ids[int(self.words[choice[row]])]
         log_probability = logits.log_softmax(-1)
         return Step(
             complete=choice == len(self.words) - 1,
-            full=self.length >= self.limit,
+            full=full,
             stop_probability=log_probability[:, -1].exp(),
             place=(self.length - self.before)[:, None],
             token=self.words[choice][:, None],
             log_probability=log_probability.gather(1, choice[:, None]),
         )
 
+    def _rule(self, logits: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+        """What rules leave of the logits. And by row, the ids that would pass the most of the blank."""
+        beyond = dict[int, Tensor]()
+        if any(self.rules):
+            logits = logits.clone()
+        for row, rules in enumerate(self.rules):
+            if rules is None:
+                continue
+            if (choice := rules.undecided(0)) is not None:
+                weights = self.family.weigh(rules.prompt, [], choice.options)
+                noise = draws(_CHOICE, self.seed[row, None], 0)
+                choice.decide(weights, int(self.choose(logits.new_tensor([weights]), noise, [row])))
+            verdict = rules.judge(0, False, [int(self.left[row])], int(self.left[row]))
+            every = logits.new_full((self.family.vocabulary,), -torch.inf)
+            every[self.words] = logits[row]
+            end = every[self.words[-1]].clone()
+            logits[row] = allow(verdict, every, every)[self.words]
+            logits[row, -1] = -torch.inf if verdict.penalty else end
+            if verdict.beyond is not None:
+                beyond[row] = verdict.beyond
+        return logits, beyond
+
     def select(self, rows: Tensor) -> None:
         super().select(rows)
+        self.rules = [self.rules[row] for row in rows.tolist()]
         for name in _HELD:
             setattr(self, name, getattr(self, name).index_select(0, rows))
         here = rows.cpu().numpy()
@@ -215,6 +246,7 @@ class _Writing(BatchWriter):
 
     def join(self, other: Self, number: int) -> None:
         super().join(other, number)
+        self.rules += other.rules
         for name in _HELD:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
         # The cache counts on from its longest text, which may have left; what counts is who is here now.
@@ -230,6 +262,10 @@ class _Writing(BatchWriter):
         attention = CachedAttention(self.cache, segments)
         self.hidden = self._run(step.token.squeeze(1), self.length, attention)
         self.cache = attention.kept
+        if any(self.rules):  # only they make the host wait for the tokens
+            for rules, token in zip(self.rules, step.token[:, 0].tolist(), strict=True):
+                if rules is not None:
+                    rules.note([len(rules.fills[0]) + 1], [token])
         self.length = self.length + 1
         self.lengths, self.left = self.lengths + 1, self.left - 1
         return step.place

@@ -182,12 +182,14 @@ class Family(nn.Module, ABC):
         longest = min(settings.max_length or self.model.max_length, self.model.max_length)
         check(prompts, longest, self.vocabulary, self.framing)
         self.abilities.check(settings)
-        self._check_rules([prompt for prompt in prompts if prompt.constrained], longest)
+        if any(prompt.rules for prompt in prompts) and not self.abilities.left_to_right:
+            raise InsertlmError("this family does not write blanks from left to right; expected no rules of their own")
+        self._check_rules([prompt for prompt in prompts if prompt.constrained or prompt.rules], longest)
         self._check_hints([prompt for prompt in prompts if prompt.words])
         return longest
 
     def _check_rules(self, prompts: Sequence[Prompt], longest: int) -> None:
-        if prompts and not self.abilities.supports_constraints:
+        if any(prompt.constrained for prompt in prompts) and not self.abilities.supports_constraints:
             raise InsertlmError("this family cannot keep to bounds of gaps, banned or required ids; expected none")
         writable = frozenset(self.writable.tolist()) if prompts else frozenset()  # a large set, so only if needed
         for prompt in prompts:

@@ -57,7 +57,7 @@ from insertlm.families.corruption.laid_out import HINTS, Laid, Layout, hint_of, 
 from insertlm.families.filling import FillWriter
 from insertlm.families.sequential import Sequential, examples_of
 from insertlm.inference.score import Completion
-from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
+from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import Writer
 from insertlm.nn.attention import PackedAttention
 from insertlm.nn.fused import whole_blocks
@@ -228,7 +228,7 @@ class Filler(Sequential):
                 raise InsertlmError(f"a filler has learnt texts with up to {MOST} blanks; got {count}")
             # Positions jump behind every blank, and those of a fill count on from its own.
             used = len(prompt.prefix) + len(prompt.start) + 1 + count * (1 + self.layout.jump)
-            least = [prompt.bounds.get(gap, Bounds()).least for gap in sorted(prompt.gaps)]
+            least = [*map(prompt.owed, sorted(prompt.gaps))]
             needed = max(used, used + least[-1] - self.layout.jump) if least else used
             if needed > self.model.max_length:
                 raise InsertlmError(

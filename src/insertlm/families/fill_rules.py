@@ -1,5 +1,8 @@
-"""Runs of tokens that are banned or required, for texts whose blanks are written one after the other.
+"""The rules of a text whose blanks are written one after the other: those of single blanks (inference/rules.py), and
+runs of tokens that are banned or required.
 
+- What the rule of a blank forbids is never written. A run has a place in such a blank only as far as the rule says.
+  Choices and patterns count alone there: a banned word that comes about by them is found when the text is done.
 - No token completes a banned run with what stands to its left, given or written. A blank does not end where that would
   complete one across its edge, and no token is written that would leave the blank no other choice.
 - Each required run is written once, without interruption, in some blank. It is begun when the model would end the last
@@ -14,27 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from insertlm.inference.constraints import is_within
+from insertlm.inference.rules import Choice, Verdict
 from insertlm.inference.settings import Prompt
 
-__all__ = ["FillRules", "Verdict"]
+__all__ = ["FillRules", "allow"]
 
 Run = tuple[int, ...]
 _OWING, _BANNED = 1.0, 2.0  # how bad an end is that leaves a run out, and one that completes a banned run
 
 
-class Verdict(NamedTuple):
-    """penalty: of ending here, 0 if that is fine   only: the ids that may be written, None: all but those of `never`"""
-
-    penalty: float = 0.0
-    only: Sequence[int] | None = None
-    never: Sequence[int] = ()
-
-
 class FillRules:
-    """pieces: the given text, cut at its blanks   fills: what has been written into them
+    """pieces: the given text, cut at its blanks   fills: what has been written into them   own: the rules of blanks, by
+    number
     offered: what remains to be written of the runs that may begin now, by first id   begun: of the one that has begun
     """
 
@@ -43,6 +43,8 @@ class FillRules:
         edges = [0, *gaps, len(prompt.start)]
         self.pieces = [prompt.start[first:last] for first, last in pairwise(edges)]
         self.fills: list[list[int]] = [[] for _ in gaps]
+        self.prompt = prompt
+        self.own = {number: prompt.rules[gap] for number, gap in enumerate(gaps) if gap in prompt.rules}
         self.banned = [run for run in prompt.banned if len(run) > 1]
         self.required = [*dict.fromkeys(prompt.required)]
         self.offered: dict[int, Run] = {}
@@ -50,8 +52,13 @@ class FillRules:
 
     @staticmethod
     def apply_to(prompt: Prompt) -> bool:
-        """Whether a prompt has such constraints. Single banned tokens need no rules: they are never in play."""
-        return bool(prompt.required) or any(len(run) > 1 for run in prompt.banned)
+        """Whether a prompt has such rules. Single banned tokens need none: they are never in play."""
+        return bool(prompt.rules or prompt.required) or any(len(run) > 1 for run in prompt.banned)
+
+    def undecided(self, blank: int) -> Choice | None:
+        """The choice that is to be made for a blank before it is judged."""
+        rule = self.own.get(blank)
+        return rule if isinstance(rule, Choice) and not self.fills[blank] else None
 
     def judge(self, blank: int, wants: bool, rooms: Sequence[int], spare: int) -> Verdict:
         """What blank number `blank`, all before which have ended, may do next.
@@ -59,6 +66,18 @@ class FillRules:
         wants: whether the model would end it   rooms: how many tokens each blank may still get
         spare: how many of all these are not needed for the least of blanks
         """
+        own = self.own[blank].judge(self.fills[blank], rooms[blank]) if blank in self.own else Verdict()
+        if own.alone or not (self.banned or self.required):
+            return own
+        takes = [self._takes(number, room) for number, room in enumerate(rooms)]
+        runs = self._judge_runs(blank, wants, takes, spare)
+        return own._replace(penalty=own.penalty + runs.penalty, only=runs.only, never=runs.never)
+
+    def _takes(self, blank: int, room: int) -> int:
+        return min(room, self.own[blank].takes(self.fills[blank], room)) if blank in self.own else room
+
+    def _judge_runs(self, blank: int, wants: bool, rooms: Sequence[int], spare: int) -> Verdict:
+        """rooms: how many tokens of required runs each blank may still get"""
         if self.begun:
             return Verdict(_OWING, [self.begun[0]])
         left, right, room, later = self._left(blank), self.pieces[blank + 1], rooms[blank], rooms[blank + 1 :]
@@ -141,6 +160,22 @@ class FillRules:
         """What remains of a run of which the fill may end with the first tokens."""
         overlap = next(k for k in range(len(run) - 1, -1, -1) if _ends_with(fill, run[:k]))
         return run[overlap:]
+
+
+def allow(verdict: Verdict, logits: Tensor, choices: Tensor) -> Tensor:
+    """The choices that are left, [V]. logits: the same, with those that are banned"""
+    choices = logits if verdict.alone else choices
+    if verdict.only is not None:
+        choices = torch.full_like(logits, -torch.inf)
+        choices[[*verdict.only]] = logits[[*verdict.only]]
+    elif verdict.never:
+        choices = choices.clone()
+        choices[[*verdict.never]] = -torch.inf
+    if verdict.mask is None:
+        return choices
+    # Families may have rows of their own behind the vocabulary; none of them is ever written.
+    barred = ~F.pad(verdict.mask, (0, len(choices) - len(verdict.mask)))
+    return choices.masked_fill(barred.to(choices.device), -torch.inf)
 
 
 def _ends_with(line: Sequence[int], part: Run) -> bool:

@@ -6,8 +6,9 @@
   these rows see each other. No row is computed twice, and so rows that were cut back leave the cache.
 - The end is decided apart from the words: drawn with the probability that the model gives it, or by a threshold at
   temperature 0. What limits do, and how a blank ends by them, is in fills.py.
-- A few texts have banned or required runs of several tokens. They are written one blank after the other, and asked what
-  they allow before a token is chosen: fill_rules.py.
+- A few texts have rules, such as runs of tokens that are banned, or a number of words. They are written one blank after
+  the other, and asked what they allow before a token is chosen: fill_rules.py. Where a blank has choices, the model
+  weighs them all, one is drawn, and it is written token by token.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from torch import Tensor
 
 from insertlm.core.noise import uniform
 from insertlm.core.packing import Packing
-from insertlm.families.base import Family
 from insertlm.families.corruption.blanks import MOST
 from insertlm.families.corruption.laid_out import Layout
-from insertlm.families.fill_rules import FillRules
+from insertlm.families.fill_rules import FillRules, allow
 from insertlm.families.fills import TAIL, Fills, Ruling
+from insertlm.families.sequential import Sequential
+from insertlm.inference.rules import Choice
 from insertlm.inference.sampling import draws
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import BatchWriter, Step
@@ -37,14 +39,14 @@ from insertlm.nn.attention import Attention, CachedAttention, PackedAttention, P
 
 __all__ = ["FillWriter"]
 
-_TOKEN, _END = 0, 1  # streams of noise in decoding
+_TOKEN, _END, _CHOICE = 0, 1, 2  # streams of noise in decoding
 _PATIENCE = 4  # steps: a few useless rows cost less than waiting for the GPU after every step
 
 
 class FillWriter(BatchWriter):
     """A batch of texts. Of each are kept, besides its blanks (`fills`):
 
-    rules: of those with runs, else None   play: what may be written
+    rules: of those that have some, else None   play: what may be written
     rows: [B, MOST] bool, the blanks at work, of which there is a row   hidden: [B, MOST, d], this row
 
     vectors: [V, d], of all ids   tight: the first step in which tokens may be held, while nobody joins
@@ -54,7 +56,7 @@ class FillWriter(BatchWriter):
 
     def __init__(
         self,
-        family: Family,
+        family: Sequential,
         vectors: Tensor,
         layout: Layout,
         prompts: Sequence[Prompt],
@@ -99,12 +101,16 @@ class FillWriter(BatchWriter):
         ends = self._ends(end, text, blank, own)
         first = fills.headed & (fills.size == 0)
         choices = logits + self.play.bias(text, first.flatten()[cells])
-        ruling = self._rule(cells, ends, logits, choices, own)
+        ends, choices, ruling, beyond = self._rule(cells, ends, logits, choices, own)
         texts = None if self.mixed is None else text.tolist()
         turn = (own if isinstance(own, int) else own[text]) * MOST + blank
         token = self.choose(choices, draws(_TOKEN, self.seed[text], turn), texts)
         token = torch.where(fills.replays.flatten()[cells], fills.scripted.flatten()[cells], token)
         score = logits.gather(1, token[:, None]).squeeze(1) - mass
+        if ruling is not None:
+            passed = [row for row, ids in beyond.items() if ids[int(token[row])]]
+            ruling.full.view(-1)[cells[passed]] = True
+            ruling = ruling._replace(blocked=ruling.blocked | ruling.full)
 
         def dense(values: Tensor) -> Tensor:
             return values.new_zeros(self.rows.numel()).index_copy(0, cells, values).view_as(self.rows)
@@ -155,14 +161,18 @@ class FillWriter(BatchWriter):
         logits[:, self.end] = hidden.float() @ self.vectors[self.end].float()
         return logits, logits[:, self.end]
 
-    def _rule(self, cells: Tensor, ends: Tensor, logits: Tensor, choices: Tensor, own: Tensor | int) -> Ruling | None:
-        """What rules forbid. They also change the choices, [R, V]."""
+    def _rule(
+        self, cells: Tensor, ends: Tensor, logits: Tensor, choices: Tensor, own: Tensor | int
+    ) -> tuple[Tensor, Tensor, Ruling | None, dict[int, Tensor]]:
+        """What rules leave of the ends, [R], and the choices, [R, V], and what they say of blanks. And by row, the ids
+        that would pass the most of its blank."""
         if not any(self.rules):
-            return None
-        fills, room = self.fills, self.fills.room(own)
+            return ends, choices, None, {}
+        fills, room, beyond = self.fills, self.fills.room(own), dict[int, Tensor]()
         penalty = torch.zeros(self.rows.shape, device=ends.device)
-        blocked = torch.zeros_like(self.rows)
+        blocked, full, held = (torch.zeros_like(self.rows) for _ in range(3))
         live, enough = fills.live.flatten()[cells], (fills.size >= fills.least).flatten()[cells]
+        tails = (fills.size - fills.shown).tolist()
         rows = zip(
             cells.tolist(), (ends & enough).tolist(), (live & ~fills.replays.flatten()[cells]).tolist(), strict=True
         )
@@ -172,15 +182,32 @@ class FillWriter(BatchWriter):
             if rules is None or not asked:
                 continue
             rooms = room.blank[text, : len(rules.fills)].tolist()
+            left = rooms[blank]
+            if tails[text][blank]:  # no more can be cut back
+                rooms[blank] = min(left, TAIL - tails[text][blank])
+            if (choice := rules.undecided(blank)) is not None:
+                self._decide(choice, rules, text, blank)
             verdict = rules.judge(blank, wants, rooms, int(room.spare[text]))
-            if verdict.only is not None:
-                choices[row] = -torch.inf
-                choices[row, [*verdict.only]] = logits[row, [*verdict.only]]
-            if verdict.never:
-                choices[row, [*verdict.never]] = -torch.inf
-            penalty[text, blank] = verdict.penalty
-            blocked[text, blank] = choices[row].max() == -torch.inf
-        return Ruling(penalty, blocked)
+            choices[row] = allow(verdict, logits[row], choices[row])
+            if verdict.over:
+                ends[row] = True
+            elif verdict.mask is not None:
+                # What may not be written takes no share of the probability that it ends here.
+                rest = choices[row].logsumexp(0)
+                chance = (logits[row, self.end] - torch.logaddexp(rest, logits[row, self.end])).exp()
+                ends[row] = self._ends(chance[None], cells[row, None] // MOST, cells[row, None] % MOST, own)
+            penalty[text, blank], held[text, blank] = verdict.penalty, verdict.held
+            blocked[text, blank] = left > 0 and choices[row].max() == -torch.inf
+            if verdict.beyond is not None:
+                beyond[row] = verdict.beyond
+        return ends, choices, Ruling(penalty, blocked, full, held), beyond
+
+    def _decide(self, choice: Choice, rules: FillRules, text: int, blank: int) -> None:
+        """Draw one of the options, by their probabilities."""
+        weights = self.family.weigh(rules.prompt, rules.fills[:blank], choice.options)
+        logits = torch.tensor([weights], device=self.seed.device)
+        seed = self.seed[text, None]
+        choice.decide(weights, int(self.choose(logits, draws(_CHOICE, seed, blank), [text])))
 
     # --- Joining
 

@@ -56,10 +56,13 @@ class Room(NamedTuple):
 
 class Ruling(NamedTuple):
     """What else forbids ends and tokens. penalty: [B, G], 0 where blanks may end, else the more the worse it would be
-    blocked: [B, G] bool, no token may be written"""
+    All [B, G] bool: blocked, no token may be written   full, because the next one would pass the most of the blank
+    held, what is written may yet be cut back"""
 
     penalty: Tensor
     blocked: Tensor
+    full: Tensor
+    held: Tensor
 
 
 class Shown(NamedTuple):
@@ -75,7 +78,8 @@ class Fills:
     """B texts with G blanks each, from left to right, of which some may not exist.
 
     Given, [B, G]: gap, rank in the given text   at, its position, if it stays where it is (`placed`, bool), else that
-    behind all that is given   least, most   most_limit, what `most` stands for
+    behind all that is given   least, most   kept, how many tokens it can have whatever others need   most_limit, what
+    `most` stands for
     attempts   headed: bool   openings: [B, G, ATTEMPTS], the token each attempt begins with
     Given, [B]: max_tokens, max_steps   tokens_limit, what `max_tokens` stands for   together: bool
 
@@ -94,6 +98,7 @@ class Fills:
     placed: Tensor
     least: Tensor
     most: Tensor
+    kept: Tensor
     most_limit: Tensor
     attempts: Tensor
     headed: Tensor
@@ -159,6 +164,7 @@ class Fills:
             placed=each("placed"),
             least=each("least"),
             most=each("most"),
+            kept=each("kept"),
             most_limit=each("most_limit"),
             attempts=each("attempts"),
             headed=each("headed"),
@@ -225,7 +231,7 @@ class Fills:
 
     def room(self, step: Tensor | int) -> Room:
         """step: the number of the next one, [B] or one for all"""
-        owed = (self.least - self.size).clamp(min=0) * self.open
+        owed = (self.kept - self.size).clamp(min=0) * self.open
         steps = self.max_steps - step
         text = self.max_tokens - self.size.sum(1)
         # One after the other, each token takes a step and so does each end; together, blanks have steps of their own.
@@ -258,7 +264,8 @@ class Fills:
         here = column == held[..., None]
         self.ends = torch.where(here & live[..., None], (end - penalty)[..., None], self.ends)
         best_end, best = self.ends.masked_fill(column > held[..., None], -torch.inf).max(2)
-        again, back = self._second_thoughts(stuck, best, best_end, room)
+        full = self.size >= self.most if ruling is None else (self.size >= self.most) | ruling.full
+        again, back = self._second_thoughts(stuck & full, best, best_end, room)
         restarts = again | back
         done = ended | (stuck & ~restarts)
         cut = torch.where(stuck, self.shown + best, self.size)
@@ -272,7 +279,8 @@ class Fills:
 
         # A text that cannot have what it needs ends in the middle: what it has by then should be seen.
         hopeless = room.spare < 0
-        at_once = writes & (held == 0) & ((room.blank > TAIL) | hopeless)
+        long = room.blank > TAIL if ruling is None else (room.blank > TAIL) & ~ruling.held
+        at_once = writes & (held == 0) & (long | hopeless)
         keeps = here[..., :-1] & (writes & ~at_once)[..., None]
         self.tokens = torch.where(keeps, token[..., None], self.tokens)
         self.scores = torch.where(keeps, score[..., None], self.scores)
@@ -311,7 +319,7 @@ class Fills:
         """Which of these blanks get a token, [B, G] bool: those with room. Blanks that are written together share what
         is left, from left to right, those below their least first."""
         willing = willing & (room.blank > 0) & (self.size - self.shown < TAIL)
-        needy = willing & (self.size < self.least)
+        needy = willing & (self.size < self.kept)
         others = willing & ~needy
         others = others & (others.cumsum(1) <= room.spare)
         return (needy & (needy.cumsum(1) <= room.text)) | others
@@ -325,13 +333,14 @@ class Fills:
         )
         return torch.where(by_tokens, self.tokens_limit[:, None], _MAX_STEPS)
 
-    def _second_thoughts(self, stuck: Tensor, best: Tensor, best_end: Tensor, room: Room) -> tuple[Tensor, Tensor]:
-        """Which blanks are written again, and for which of them an earlier attempt is replayed. Both [B, G] bool"""
-        full = stuck & (self.size >= self.most) & (self.shown == 0) & ~self.replays
+    def _second_thoughts(self, full: Tensor, best: Tensor, best_end: Tensor, room: Room) -> tuple[Tensor, Tensor]:
+        """Which of the blanks that are full are written again, and for which of them an earlier attempt is replayed.
+        Both [B, G] bool"""
+        full = full & (self.shown == 0) & ~self.replays
         # There must be steps for this attempt and a replay, and for whatever else the text needs.
-        needs = ((self.least - self.size).clamp(min=0) + 1) * self.open
+        needs = ((self.kept - self.size).clamp(min=0) + 1) * self.open
         others = needs.sum(1, keepdim=True) - needs
-        affordable = room.steps - others > 2 * (self.most + 1) + 1
+        affordable = room.steps - others > 2 * (self.most.clamp(max=TAIL) + 1) + 1
         again = full & (best_end < FAIR) & (self.attempt + 1 < self.attempts) & affordable
         # Without noise attempts may be the same: then rounding must not decide.
         better = best_end > self.script_end - _EQUAL
@@ -365,15 +374,18 @@ class _Blank:
         bounds = prompt.bounds.get(self.gap, Bounds()) if self.real else Bounds()
         behind = positions - 1 - self.at
         most = _ENDLESS if bounds.most is None else bounds.most
-        self.least, self.most = bounds.least, min(most, behind)
-        self.most_limit = _BLANKS if most <= behind else _MAX_LENGTH
+        self.least, self.most, self.kept = bounds.least, min(most, behind), prompt.owed(self.gap) if self.real else 0
+        rule = prompt.rules.get(self.gap) if self.real else None
+        self.most_limit = _BLANKS if most <= behind or (rule is not None and rule.hints) else _MAX_LENGTH
         self.headed = self.real and self.gap in prompt.headed
         # Nothing can come out differently if nothing is drawn. Who asks for a length wants no other. Long blanks are
         # not held whole.
-        varies = (hints or settings.temperature > 0.0) and self.least < self.most <= TAIL
+        varies = (hints or settings.temperature > 0.0) and (
+            self.least < self.most <= TAIL if rule is None else bool(rule.hints)
+        )
         self.attempts = ATTEMPTS if varies else 1
         asked = prompt.words.get(self.gap) if self.real else None
-        fitting = [max(1, int(self.most * share)) for share in _SHARES]
+        fitting = [max(1, int(self.most * share)) for share in _SHARES] if rule is None else rule.hints
         words = [asked, *(min(fit, fit if asked is None else asked) for fit in fitting)]
         tried, onward = words if hints and varies else [asked] * ATTEMPTS, prompt.writes_on(self.gap)
         self.openings = [layout.opening(words, onward, number) for words in tried]

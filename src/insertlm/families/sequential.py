@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from insertlm.families.base import Family
 from insertlm.inference.engine import exclusively
 from insertlm.inference.score import Completion, Score
-from insertlm.inference.settings import DecodeConfig
+from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.nn.losses import slot_logsumexp
 from insertlm.tasks.base import Examples
 
 __all__ = ["Decisions", "Sequential", "examples_of"]
+
+_TOGETHER = 64  # texts
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ class Sequential(Family):
     @abstractmethod
     def predict(self, completions: Sequence[Completion]) -> Tensor:
         """Hidden rows [P, d], a row for each token of every fill and one for its end, in the order of writing."""
+
+    def weigh(self, prompt: Prompt, fills: Sequence[Sequence[int]], options: Sequence[Sequence[int]]) -> list[float]:
+        """The log-probability of each of these as the next fill of a prompt, its end included, when the fills before it
+        have been written."""
+        later: list[Sequence[int]] = [[]] * (len(prompt.gaps) - len(fills) - 1)
+        completions = [Completion(prompt, [*fills, option, *later]) for option in options]
+        parts = (completions[first : first + _TOGETHER] for first in range(0, len(options), _TOGETHER))
+        return [found[len(fills)].value for part in parts for found in self.decisions(part)]
 
     @torch.inference_mode()
     def decisions(self, completions: Sequence[Completion]) -> list[list[Decisions]]:

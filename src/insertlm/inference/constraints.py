@@ -195,7 +195,9 @@ def check_rules(prompt: Prompt, writable: Collection[int], left: int) -> None:
             raise InsertlmError(
                 f"a gap must get at least {least} and at most {most} tokens; expected 0 <= least <= most"
             )
-    if (owed := sum(least for least, _ in prompt.bounds.values())) > left:
+    if stray := prompt.rules.keys() - prompt.gaps:
+        raise InsertlmError(f"a prompt has rules for gap {min(stray)}, which is not open")
+    if (owed := sum(map(prompt.owed, {*prompt.bounds, *prompt.rules}))) > left:
         raise InsertlmError(f"the gaps of a prompt must get at least {owed} tokens; there is room for {left}")
     heads = [head for head in prompt.heads if head in writable and (head,) not in prompt.banned]
     if not prompt.headed <= prompt.gaps or (prompt.headed and not heads):

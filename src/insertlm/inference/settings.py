@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from insertlm.core.section import Count, Fraction, Index, NonNegative, Section
+
+if TYPE_CHECKING:  # it imports torch, and settings are read before that
+    from insertlm.inference.rules import Rule
 
 __all__ = ["Bounds", "DecodeConfig", "Prompt"]
 
@@ -56,6 +59,7 @@ class Prompt:
     headed: gaps whose first token must be one of `heads` or begin a required run
 
     words: by gap, about how many words belong there: a hint that a model may have learnt to take, no constraint
+    rules: by gap, what may be written there, see rules.py; for families that write blanks from left to right
     onward: the last gap is no blank that wants a phrase: the text is to be written on from there
     """
 
@@ -70,6 +74,7 @@ class Prompt:
     heads: frozenset[int] = frozenset()
     words: Mapping[int, int] = field(default_factory=dict)
     onward: bool = False
+    rules: Mapping[int, Rule] = field(default_factory=dict)
 
     @property
     def folded_seed(self) -> int:
@@ -79,6 +84,11 @@ class Prompt:
     @property
     def constrained(self) -> bool:
         return bool(self.bounds or self.banned or self.required or self.headed)
+
+    def owed(self, gap: int) -> int:
+        """How many tokens are kept for a gap."""
+        rule, least = self.rules.get(gap), self.bounds.get(gap, Bounds()).least
+        return least if rule is None else max(least, rule.needs)
 
     def writes_on(self, gap: int) -> bool:
         """Whether this gap is where the text is written on. From nothing there is nothing to go on from."""

@@ -11,11 +11,12 @@ Guarantees of infilling:
   piece that is only a space between two blanks is shown.
 - With `anywhere` the model may also insert outside blanks, wherever two tokens of the given text meet without sharing a
   character. The given text is still there, in order, in `spans`.
+- A blank with a number of words, choices or a regular expression gets what these allow; see words.py and patterns.py.
 - A required word is written as its tokens, with a space before it, without interruption: it is in a fill letter for
   letter, perhaps as a part of a longer word.
 - A banned word is not in a fill as a whole word, nor made by a fill together with the text beside it. Its usual tokens
   are banned. If it comes about by other tokens, these are banned too and the sample is written again (with another seed
-  if they cannot be banned because a required word has them).
+  if they cannot be banned because a required word has them, or a blank has choices or a regular expression).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Generic, NamedTuple, TypeVar
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
 from insertlm.inference.constraints import contradicts
+from insertlm.inference.rules import Choice
 from insertlm.inference.scheduler import Progress
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Insertion, Trajectory
@@ -115,11 +117,13 @@ class InfillDraft(Draft[Infilling]):
     def __init__(self, encoded: EncodedRequest, request: Request, tokenizer: Tokenizer, seed: int) -> None:
         given = encoded.given
         super().__init__(encoded.prompt(seed), tokenizer, given.cells, sorted(given.places))
-        self.given, self.banned, self.seed, self.attempts = given, request.banned, seed, 0
+        self.given, self.fields, self.banned, self.seed, self.attempts = given, request.fields, request.banned, seed, 0
         self.held = bool(request.banned)
 
     def finish(self, trajectory: Trajectory) -> Infilling | None:
-        result = Infilling(trajectory, self.given, self.tokenizer)
+        choices = {gap: rule for gap, rule in self.prompt.rules.items() if isinstance(rule, Choice)}
+        weights = [choices[gap].weights if gap in choices else () for gap in self.given.blanks]
+        result = Infilling(trajectory, self.given, self.tokenizer, self.fields, weights)
         spelling = result.spelling(self.banned)
         if not spelling:
             return result
@@ -129,7 +133,7 @@ class InfillDraft(Draft[Infilling]):
             raise InsertlmError(f"cannot keep {words} out of the text; expected other banned words")
         # The same seed and one more banned run: everything before the banned word stays as it was.
         again = replace(self.prompt, banned=(*self.prompt.banned, spelling))
-        if contradicts(again):
+        if contradicts(again) or not all(rule.free for rule in self.prompt.rules.values()):
             again = replace(self.prompt, seed=self.seed + (self.attempts << 32))
         self.prompt = again
         return None

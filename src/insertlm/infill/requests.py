@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,16 @@ from insertlm.core.errors import InsertlmError
 from insertlm.inference.constraints import contradicts, is_within
 from insertlm.inference.score import Completion
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
-from insertlm.text.blanks import check_characters, cut_out, missing_blank, parse_blanks
+from insertlm.infill.typed import check_choices, expected_words, make_rule, with_choices
+from insertlm.text.blanks import check_characters, cut_out, missing_blank, parse_text
+from insertlm.text.fields import Field
 from insertlm.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:  # it imports torch, and what is wrong with a request is said before that
     from insertlm.families.base import Family
+    from insertlm.inference.rules import Rule
 
-__all__ = ["EncodedRequest", "Given", "Lengths", "Request", "Run", "whole_word"]
+__all__ = ["EncodedRequest", "Given", "Lengths", "Request", "Run", "can_write", "whole_word"]
 
 Run = tuple[int, ...]
 Lengths = int | None | Sequence[int | None]
@@ -31,12 +35,14 @@ _MOST = 10**9  # of any length; more do not fit into the numbers of some writers
 class Request:
     """A text with blanks, and how they are to be filled.
 
-    text: with `___` for blanks, see `parse_blanks`   blanks: ranges of its characters instead, see `cut_out`
+    text: with `___` or `{name}` for blanks, see `parse_text`   blanks: ranges of its characters instead, see `cut_out`
     anywhere: whether tokens may be inserted outside blanks too
     min_length, max_length: tokens of every blank, or a list with one for each (None: at least one token, if the family
     supports constraints; no maximum)   banned, required: words, as they are written
     words: about how many words belong into every blank, or a list with one for each (None: the model decides). A hint
     and no bound, for models that have learnt what it means. With a hint of 0 a blank may stay empty
+    choices: by name, what may be written into a blank; one of them is
+    What the text says of a blank counts before min_length, max_length and words.
     onward: whether the last blank, at the end of the text, is none: the text is written on, not filled up
     lengths_of: texts whose numbers of tokens are both minimum and maximum, for models that must know the lengths
     """
@@ -51,6 +57,7 @@ class Request:
     lengths_of: Sequence[str] | None = None
     words: Lengths = None
     onward: bool = False
+    choices: Mapping[str, Sequence[str]] = dataclass_field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -64,10 +71,27 @@ class Request:
                     raise InsertlmError(f"{name}: expected words, got {shown(word)}")
                 check_characters(word, f"{name}: a word")
 
+        check_choices(self.choices)
+
     @cached_property
+    def parsed(self) -> tuple[list[str], list[Field]]:
+        """The given text around the blanks, and what it says of each. Only here are blanks parsed."""
+        if self.blanks is not None:
+            pieces = cut_out(self.text, self.blanks)
+            fields = [Field()] * (len(pieces) - 1)
+        else:
+            pieces, fields = parse_text(self.text)
+        return pieces, with_choices(fields, self.choices)
+
+    @property
     def pieces(self) -> list[str]:
-        """The given text around the blanks, one piece more than there are blanks. Only here are blanks parsed."""
-        return parse_blanks(self.text) if self.blanks is None else cut_out(self.text, self.blanks)
+        """One more than there are blanks."""
+        return self.parsed[0]
+
+    @property
+    def fields(self) -> list[Field]:
+        """What is said of each blank."""
+        return self.parsed[1]
 
 
 @dataclass(frozen=True)
@@ -144,6 +168,7 @@ class EncodedRequest:
     heads: frozenset[int]
     words: Mapping[int, int]
     onward: bool
+    rules: Mapping[int, Rule]
 
     @classmethod
     def of(cls, family: Family, tokenizer: Tokenizer, request: Request, settings: DecodeConfig) -> EncodedRequest:
@@ -158,23 +183,27 @@ class EncodedRequest:
             bounds = _bounds(request, given.blanks, words, least)
         else:
             bounds = given.bounds_for(request.lengths_of, tokenizer)
-        _check_room(family, settings, given, bounds)
+        rules = _rules(family, tokenizer, request, given, bounds)
+        _check_room(family, settings, given, bounds, rules)
         if request.anywhere:
             # Only now, because finding all boundaries takes long, which is useless for a text that does not fit.
             given = Given.of(pieces, tokenizer, anywhere=True)
         if family.abilities.appends and [*given.places] != [len(given.ids)]:
             raise InsertlmError("this model writes at the end of a text alone; expected one ___, at the end")
-        mosts = [bounds.get(gap, Bounds()).most for gap in given.places]
+        mosts = [_takes(gap, bounds, rules) for gap in given.places]
         required = _required(family, tokenizer, request, mosts)
         banned = _banned(family, tokenizer, request, required)
         heads = _heads(tokenizer) if family.abilities.supports_constraints and given.spaces else frozenset()
-        encoded = cls(given, bounds, banned, required, heads, words, request.onward)
+        encoded = cls(given, bounds, banned, required, heads, words, request.onward, rules)
         if contradicts(encoded.prompt(0)):
             raise InsertlmError("banned: nothing is left to begin a blank behind a space; expected fewer words")
         return encoded
 
     def prompt(self, seed: int) -> Prompt:
         given = self.given
+        # A choice remembers what was chosen, so each text has its own.
+        rules = {gap: replace(rule) if is_dataclass(rule) else rule for gap, rule in self.rules.items()}
+        begun = given.spaces - {gap for gap, rule in rules.items() if not rule.free}
         return Prompt(
             [],
             seed,
@@ -183,10 +212,11 @@ class EncodedRequest:
             self.bounds,
             self.banned,
             self.required,
-            headed=given.spaces if self.heads else frozenset(),
-            heads=self.heads,
+            headed=begun if self.heads else frozenset(),
+            heads=self.heads if begun else frozenset(),
             words=self.words,
             onward=self.onward,
+            rules=rules,
         )
 
 
@@ -203,26 +233,51 @@ def _boundaries(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int
 
 
 def _words(request: Request, blanks: Sequence[int], family: Family) -> dict[int, int]:
-    hints = zip(blanks, _each("words", request.words, len(blanks)), strict=True)
-    words = {gap: hint for gap, hint in hints if hint is not None}
-    if words and not family.abilities.takes_hints:
+    hints = zip(blanks, _each("words", request.words, len(blanks)), request.fields, strict=True)
+    words = {gap: hint if field.about is None else field.about for gap, hint, field in hints}
+    if any(hint is not None for hint in words.values()) and not family.abilities.takes_hints:
         instead = ", or bound tokens by min_length and max_length" if family.abilities.supports_constraints else ""
         raise InsertlmError(f"words: this model has not learnt what length hints mean; leave them out{instead}")
-    return words
+    if family.abilities.takes_hints:
+        usual = zip(blanks, map(expected_words, request.fields), strict=True)
+        words = {gap: words[gap] if words[gap] is not None else hint for gap, hint in usual}
+    return {gap: hint for gap, hint in words.items() if hint is not None}
 
 
 def _bounds(request: Request, blanks: Sequence[int], words: Mapping[int, int], least: int) -> dict[int, Bounds]:
     lows = _each("min_length", request.min_length, len(blanks))
     highs = _each("max_length", request.max_length, len(blanks))
     bounds = {}
-    for gap, low, high in zip(blanks, lows, highs, strict=True):
-        default = 0 if high == 0 or words.get(gap) == 0 else least
-        bound = Bounds(default if low is None else low, high)
-        if high is not None and high < bound.least:
-            raise InsertlmError(f"expected 0 <= min_length <= max_length, got {bound.least} and {high}")
+    for gap, low, high, field in zip(blanks, lows, highs, request.fields, strict=True):
+        if field.choices or field.pattern is not None:  # these say how long a blank is
+            bound = Bounds(0, field.tokens[1] if field.tokens else None)
+        else:
+            low, high = field.tokens or (low, high)  # noqa: PLW2901  # what the text says counts
+            empty = 0 in (high, words.get(gap)) or (field.words is not None and field.words[0] == 0)
+            bound = Bounds((0 if empty else least) if low is None else low, high)
+        if bound.most is not None and bound.most < bound.least:
+            raise InsertlmError(f"expected 0 <= min_length <= max_length, got {bound.least} and {bound.most}")
         if bound != Bounds():
             bounds[gap] = bound
     return bounds
+
+
+def _rules(
+    family: Family, tokenizer: Tokenizer, request: Request, given: Given, bounds: Mapping[int, Bounds]
+) -> dict[int, Rule]:
+    made = {
+        gap: make_rule(field, family, tokenizer, bounds.get(gap, Bounds()), gap in given.spaces, request.banned)
+        for gap, field in zip(given.blanks, request.fields, strict=True)
+    }
+    return {gap: rule for gap, rule in made.items() if rule is not None}
+
+
+def _takes(gap: int, bounds: Mapping[int, Bounds], rules: Mapping[int, Rule]) -> int | None:
+    """How many tokens of required words a gap takes; None: any number."""
+    most = bounds.get(gap, Bounds()).most
+    room = _MOST if most is None else most
+    room = min(room, rules[gap].takes([], room)) if gap in rules else room
+    return None if room == _MOST else room
 
 
 def _each(name: str, lengths: Lengths, count: int) -> list[int | None]:
@@ -233,14 +288,21 @@ def _each(name: str, lengths: Lengths, count: int) -> list[int | None]:
     return [length if length is None else whole_number(name, length, 0, _MOST) for length in lengths]
 
 
-def _check_room(family: Family, settings: DecodeConfig, given: Given, bounds: Mapping[int, Bounds]) -> None:
+def _check_room(
+    family: Family, settings: DecodeConfig, given: Given, bounds: Mapping[int, Bounds], rules: Mapping[int, Rule]
+) -> None:
     longest = min(settings.max_length or family.model.max_length, family.model.max_length) - family.framing
-    owed = sum(least for least, _ in bounds.values())
+    kept = Prompt([], bounds=bounds, rules=rules)
+    owed = sum(map(kept.owed, given.blanks))
     if len(given.ids) + owed > longest:
         raise InsertlmError(
             f"the text has {len(given.ids):,} tokens and its {len(given.blanks):,} blanks need {owed:,} or more; "
             f"the model takes {longest:,}"
         )
+    # Rules of blanks hold whatever limits there are, so they must leave enough. The end of a blank takes a step, too.
+    steps = settings.max_steps - len(given.blanks)
+    if rules and owed > (least := min(settings.max_tokens or steps, steps)):
+        raise InsertlmError(f"the blanks need {owed:,} tokens; max_tokens and max_steps leave {least:,}")
 
 
 def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Collection[int | None]) -> tuple[Run, ...]:
@@ -250,10 +312,10 @@ def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Col
     runs = {word: tuple(tokenizer.encode(f" {word}")) for word in request.required}
     for word, run in runs.items():
         # Some tokenizers lose characters, and then the model would write something else than the required word.
-        if not word.strip() or not _can_write(family, run) or word not in tokenizer.decode(run):
+        if not word.strip() or not can_write(family, run) or word not in tokenizer.decode(run):
             raise InsertlmError(f"the model cannot write {word!r}; expected other required words")
         if len(run) > largest:
-            raise InsertlmError(f"the required {word!r} has {len(run)} tokens; the largest blank takes {largest}")
+            raise InsertlmError(f"the required {word!r} has {len(run)} tokens; the largest blank takes {largest:,}")
         if banned := [other for other in request.banned if whole_word(other).search(word)]:
             raise InsertlmError(f"{word!r} is required and {banned[0]!r} is banned; expected one of the two")
     return tuple(runs.values())
@@ -267,7 +329,7 @@ def _banned(family: Family, tokenizer: Tokenizer, request: Request, required: Se
     # With and without a space before it, because the word may also follow a bracket or a quotation mark.
     runs = (tuple(tokenizer.encode(form)) for word in request.banned for form in (word, f" {word}"))
     free = (run for run in dict.fromkeys(runs) if run and not any(is_within(run, other) for other in required))
-    return tuple(run for run in free if _can_write(family, run))
+    return tuple(run for run in free if can_write(family, run))
 
 
 @lru_cache(maxsize=8)
@@ -277,7 +339,7 @@ def _heads(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(token for token, text in spaced.items() if text.strip()) or frozenset(spaced)
 
 
-def _can_write(family: Family, run: Run) -> bool:
+def can_write(family: Family, run: Run) -> bool:
     return set(run) <= set(family.writable.tolist())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from insertlm.inference.trajectory import Limit, Trajectory, explain
 from insertlm.infill.requests import Given, Run, whole_word
+from insertlm.text.fields import Field
 from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["Infilling", "Piece", "Span", "spell"]
@@ -20,7 +22,7 @@ _LIMITS: dict[Limit, str] = {
     "max_tokens": "max_tokens",
     "max_steps": "max_steps",
     "max_length": "the model",
-    "blanks": "max_length",
+    "blanks": "the most of a blank (max_length, or what the text says of it)",
 }
 
 
@@ -41,11 +43,14 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Infilling:
-    """A text with its blanks filled. trajectory: how it was written, in ids"""
+    """A text with its blanks filled. trajectory: how it was written, in ids   fields: what is said of each blank
+    weights: of each blank, the log-probabilities of its choices"""
 
     trajectory: Trajectory
     given: Given
     tokenizer: Tokenizer
+    fields: Sequence[Field] = ()
+    weights: Sequence[Sequence[float]] = ()
 
     @property
     def text(self) -> str:
@@ -60,6 +65,25 @@ class Infilling:
     def fills(self) -> list[str]:
         """What was written into each blank."""
         return [self._texts.get(gap, "") for gap in self.given.blanks]
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What was written into each blank that has a name."""
+        fills = zip(self.fields, self.fills, strict=False)
+        return {field.name: fill for field, fill in fills if field.name is not None}
+
+    @property
+    def probabilities(self) -> dict[str, dict[str, float]]:
+        """By name, the probability of each choice of a blank, among all its choices: that the model writes just this
+        there and ends, given what was written into the blanks before it. The likeliest come first."""
+        found = {}
+        for field, weights in zip(self.fields, self.weights, strict=False):
+            if field.name is not None and weights:
+                most = max(weights)
+                parts = [math.exp(weight - most) for weight in weights]
+                shares = {choice: part / sum(parts) for choice, part in zip(field.choices, parts, strict=True)}
+                found[field.name] = dict(sorted(shares.items(), key=lambda item: -item[1]))
+        return found
 
     @property
     def complete(self) -> bool:

@@ -22,6 +22,7 @@ class Limits:
     tokens: int = _limit(512, "tokens written for a text")
     samples: int = _limit(16, "texts of one request")
     words: int = _limit(32, "banned words of a request, and required ones")
+    choices: int = _limit(64, "choices of a text, those of all its blanks together")
     concurrent: int = _limit(32, "texts that a model writes at once")
     queue: int = _limit(64, "texts that may wait in the queue beside those")
     seconds: float = _limit(120, "seconds from the arrival of a request to the end of its answer")

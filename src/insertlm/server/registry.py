@@ -109,6 +109,10 @@ class Registry:
         self._check_length(request.text, "text")
         if (blanks := len(request.pieces) - 1) > limits.blanks:
             raise invalid(f"expected at most {limits.blanks} blanks, got {blanks}", "text")
+        choices = [choice for field in request.fields for choice in field.choices]
+        if len(choices) > limits.choices:
+            raise invalid(f"expected at most {limits.choices} choices, got {len(choices)}", "choices")
+        self._check_length("".join(choices), "choices")
         for name in ("banned", "required"):
             if len(words := getattr(request, name)) > limits.words:
                 raise invalid(f"expected at most {limits.words} words, got {len(words)}", name)

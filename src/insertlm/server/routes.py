@@ -54,7 +54,7 @@ _LIMITS: dict[Limit, str] = {
     "max_tokens": "max_tokens",
     "max_steps": "max_steps of the model's recipe",
     "max_length": "the model",
-    "blanks": "max_length",
+    "blanks": "the most of a blank (max_length, or what the text says of it)",
 }
 
 Answer = InfillAnswer | Solution
@@ -92,7 +92,14 @@ def native_routes(registry: Registry) -> APIRouter:
             raise invalid(f"expected at most {most} texts of one request, got {body.samples}", "samples")
         lengths = (body.min_length, body.max_length)
         asked = InfillRequest(
-            body.text, body.blanks, body.anywhere, *lengths, body.banned, body.required, words=body.words
+            body.text,
+            body.blanks,
+            body.anywhere,
+            *lengths,
+            body.banned,
+            body.required,
+            words=body.words,
+            choices=body.choices,
         )
         # The names of these fields are those of the decode section; null leaves the recipe's value.
         changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})
@@ -176,6 +183,8 @@ def _filled_text(result: Infilling, events: list[EventShape]) -> FilledText:
     return FilledText(
         text=result.text,
         fills=result.fills,
+        named=result.named,
+        probabilities=result.probabilities,
         complete=result.complete,
         limit=result.trajectory.limit,
         note=explain(result.trajectory, _LIMITS),

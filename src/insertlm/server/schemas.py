@@ -63,6 +63,7 @@ Texts = Annotated[list[Text], Field(fail_fast=True)]
 Stops = Annotated[list[Text], Field(max_length=16, fail_fast=True)]
 Words = Annotated[list[Word], Field(default_factory=list, fail_fast=True)]
 Ranges = Annotated[list[tuple[_Int, _Int]], Field(fail_fast=True)]
+Choices = Annotated[dict[Text, Annotated[list[Text], Field(min_length=1, fail_fast=True)]], Field(default_factory=dict)]
 Lengths = Length | Annotated[list[Length | None], Field(fail_fast=True)] | None
 
 
@@ -92,7 +93,10 @@ class InfillBody(_StrictBody):
     model_config = _example(text="Lily found ___. She ___ all day.", max_length=8)
 
     model: Text | None = Field(None, description="null: the first model of text")
-    text: Text = Field(description="text with ___ for every blank")
+    text: Text = Field(
+        description="text with ___ for every blank, or {name}, {name:3-8 words}, {name:about 5 words}, "
+        "{name:up to 9 tokens}, {name|one|two} or {name:/regular expression/}"
+    )
     blanks: Ranges | None = Field(None, description="ranges of characters to fill in instead of ___")
     anywhere: StrictBool = Field(False, description="also insert outside the blanks")
     min_length: Lengths = Field(
@@ -105,6 +109,7 @@ class InfillBody(_StrictBody):
         description="about how many words belong into every blank, or a list with one number for each; for models that "
         "take such hints (`takes_hints` in /v1/models)",
     )
+    choices: Choices = Field(description="by name, what may be written into a blank {name}; one of them is")
     banned: Words = Field(description="words that must not be written")
     required: Words = Field(description="words that must be written")
     samples: Annotated[int, Field(ge=1, le=_MOST), _NUMBER] = Field(
@@ -213,6 +218,10 @@ class PieceShape(BaseModel):
 class FilledText(BaseModel):
     text: str
     fills: list[str]
+    named: dict[str, str] = Field(description="the fills of blanks that have a name")
+    probabilities: dict[str, dict[str, float]] = Field(
+        description="by name, the probability of each choice of a blank, the likeliest first; they add up to 1"
+    )
     complete: bool
     limit: Limit | None = Field(description="what ended the text; null if the model did")
     note: str | None = Field(description="the same as a sentence, with what to do")

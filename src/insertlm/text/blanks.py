@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from insertlm.core.checks import as_whole, shown
 from insertlm.core.errors import InsertlmError
+from insertlm.text.fields import Field, Span, find_fields
 
-__all__ = ["check_characters", "cut_out", "decode_text", "is_control", "missing_blank", "parse_blanks"]
+__all__ = ["check_characters", "cut_out", "decode_text", "is_control", "missing_blank", "parse_blanks", "parse_text"]
 
 # Underscores and the backslashes before them.
 _UNDERSCORES = re.compile(r"(?<!\\)(\\*)(_+)")
@@ -22,13 +23,38 @@ _ELSEWHERE = re.compile(
 _TOO_SHORT = re.compile(r"(?<![\\_])__(?!_)")
 
 
+def parse_text(text: str) -> tuple[list[str], list[Field]]:
+    """The pieces around the blanks, one more than there are blanks, and what the text says of each blank. Blanks are
+    runs of underscores, see `parse_blanks`, and fields, see fields.py."""
+    _check(text)
+    pieces, fields, end = [""], list[Field](), 0
+    for span in [*find_fields(text), Span(len(text), len(text), "", None)]:
+        first, *others = _cut(text[end : span.start])
+        pieces[-1] += first
+        pieces += others
+        fields += [Field()] * len(others)
+        pieces[-1] += span.plain
+        if span.field is not None:
+            pieces.append("")
+            fields.append(span.field)
+        end = span.end
+    names = [field.name for field in fields if field.name is not None]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise InsertlmError(f"{{{repeated[0]}}} is there twice; expected a name of its own for every blank")
+    return pieces, fields
+
+
 def parse_blanks(text: str) -> list[str]:
-    """The pieces around the blanks, one more than there are blanks.
+    """The pieces around the runs of underscores that are blanks.
 
     Three or more underscores are a blank. A backslash makes the next underscore a plain one, so `\\___` is no blank but
     three plain underscores, since two are none. Before underscores, a plain backslash is written `\\\\`.
     """
     _check(text)
+    return _cut(text)
+
+
+def _cut(text: str) -> list[str]:
     pieces, end = [""], 0
     for match in _UNDERSCORES.finditer(text):
         slashes, run = match.groups()

@@ -32,7 +32,7 @@ from insertlm.text.subwords import train_bpe
 
 ROOT = Path(__file__).parents[1]
 # The log tells what was: its commands need not work any more.
-PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "log.md")]
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "log")]
 STORIES = [
     f"The {animal} number {i} sat on the mat. It was a very fine day for it. Then it went home again."
     for i in range(30)

@@ -158,8 +158,18 @@ def site() -> dict[str, Any]:
 
 def test_the_site_lists_every_page() -> None:
     listed = {page for entry in site()["nav"] for page in entry.values()}
-    there = {page.name for page in DOCS.glob("*.md")}
-    assert there == listed
+    there = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert {page for page in there if not page.startswith("log/")} == listed
+
+
+def test_the_log_lists_every_day() -> None:
+    """Newest first, each with the headings of its entries."""
+    days = sorted((DOCS / "log").glob("*.md"), reverse=True)
+    index = (DOCS / "log.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[(.*?)\]\(log/\1\.md\)$", index, re.MULTILINE) == [day.stem for day in days]
+    for day in days:
+        for entry in re.findall(r"^## .*? — (.*)$", day.read_text(encoding="utf-8"), re.MULTILINE):
+            assert f"- {entry}\n" in index
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     learning_rate: NonNegative = 1e-4  # its peak
     rates: dict[str, Factor] = msgspec.field(default_factory=dict)  # by name: {embedding: 0.1} a tenth, 0 freezes
     warmup: Index = 1000  # steps over which the rate rises from 0
-    cooldown: Fraction = 0.0  # share of all steps, at the end, over which it falls back to 0
-    rounded: Fraction = 0.0  # share of all steps, at the end, that see weights as a release in groups rounds them
+    cooldown: Fraction = 0.0  # share of the run, at its end, over which it falls back to 0
+    rounded: Fraction = 0.0  # share of the run, at its end, that sees weights as a release in groups rounds them
     weight_decay: NonNegative = 0.01  # of matrices; biases and norms are never decayed
     beta1: Share = 0.9  # decay of the average gradient
     beta2: Share = 0.999  # decay of the average squared gradient, of AdamW
@@ -64,11 +64,16 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     def __hash__(self) -> int:  # recipes are keys of dicts, and `rates` is no such key by itself
         return hash(msgspec.json.encode(self))
 
-    def rate(self, step: int, steps: int) -> float:
-        """The learning rate of step `step` (from 0) of `steps`."""
+    def rate(self, step: int, steps: int, elapsed: float = 0.0) -> float:
+        """The learning rate of step `step` (from 0) of `steps`. elapsed: share of `train.minutes` that is over"""
+        # The warm-up counts steps even where the clock ends a run: it lasts until the moments can be trusted.
         rise = (step + 1) / self.warmup if self.warmup else 1.0
-        fall = (steps - step) / (self.cooldown * steps) if self.cooldown else 1.0
-        return self.learning_rate * min(1.0, rise, fall)
+        fall = min((steps - step) / (self.cooldown * steps), (1.0 - elapsed) / self.cooldown) if self.cooldown else 1.0
+        return self.learning_rate * max(0.0, min(1.0, rise, fall))
+
+    def rounds(self, step: int, steps: int, elapsed: float = 0.0) -> bool:
+        """Whether this step sees rounded weights."""
+        return step >= (1.0 - self.rounded) * steps or elapsed > 1.0 - self.rounded
 
     def scalars(self, step: int, steps: int) -> tuple[float, float, float]:
         """What a step needs: the rate, and how far both moments are on the way from zero."""
@@ -79,6 +84,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """The `train` section of a recipe."""
 
     steps: Count  # updates of the weights
+    minutes: NonNegative = 0.0  # of training, without validation and saving, after which a run ends; 0 = no limit
     start: str = ""  # whose weights, of another family its backbone, a fresh run begins with: a folder, a bundled name
     batch_size: Count = 64  # of all processes together
     accumulate: Count = 1  # pieces of the batch that a process computes one after the other

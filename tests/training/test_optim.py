@@ -274,7 +274,8 @@ def test_the_last_update_stands_for_no_more_steps_than_there_were() -> None:
     ema = Ema([weights], 0.99, 4)
     weights.fill_(1.0)
     for step in range(6):
-        ema.update(step, last=step == 5)
+        ema.update(step)
+    ema.end(5)
     assert float(ema.average[0]) == pytest.approx(1 - (5 / 14) ** 4 * (7 / 16) ** 2, rel=1e-12)
 
 

@@ -24,8 +24,8 @@ def train(args: Namespace) -> None:
         several = f", {processes.world} processes" if processes.world > 1 else ""
         if processes.first:
             print(f"run: {run} on {processes.device}{several}", flush=True)
-        finished = train_model(recipe, run, processes, standard_output())
-        if not finished:  # a signal asked it to save and stop
+        steps = train_model(recipe, run, processes, standard_output())
+        if not steps:  # a signal asked it to save and stop
             by_hand = processes.stop_signal == signal.SIGINT
             if processes.first:
                 why = "interrupted, all steps are saved" if by_hand else "asked to stop"
@@ -34,4 +34,4 @@ def train(args: Namespace) -> None:
             raise SystemExit(128 + signal.SIGINT if by_hand else RESUME)
         if processes.first:
             what = "evaluate" if recipe.task.has_answers else "generate"
-            print(f"trained {recipe.train.steps:,} steps; {what} with: insertlm {what} {shlex.quote(str(run))}")
+            print(f"trained {steps:,} steps; {what} with: insertlm {what} {shlex.quote(str(run))}")

@@ -60,11 +60,12 @@ class Processes:
 
     store: a dictionary that all share, torch's (which has no types)
     stop_signal: which signal has made `stopping` true, 0 if none has
+    seconds: the most that any process has said to `stopping`
     """
 
     def __init__(self, device: torch.device, rank: int = 0, world: int = 1, store: Any = None) -> None:
         self.device, self.rank, self.world, self.store = device, rank, world, store
-        self.stop_signal = 0
+        self.stop_signal, self.seconds = 0, 0.0
         self._asked = 0  # the signal that this process got
         self._asking: tuple[Tensor, Any] | None = None
         self._ending = Lock()
@@ -134,19 +135,21 @@ class Processes:
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
-    def stopping(self) -> bool:
+    def stopping(self, seconds: float) -> bool:
         """Whether any process has been asked to stop. All processes call this after every step and get the same answer.
+        seconds: how long this process has trained; afterwards `seconds` is the same in all
 
         The answer is one step old, so that nobody waits for it.
         """
         if self.world == 1:
-            self.stop_signal = self._asked
+            self.stop_signal, self.seconds = self._asked, seconds
         else:
-            asked = torch.tensor([self._asked])
+            # The clock travels with the signal: a second collective in every step would cost as much again.
+            asked = torch.tensor([self._asked, seconds], dtype=torch.float64)
             before, self._asking = self._asking, (asked, dist.all_reduce(asked, dist.ReduceOp.MAX, async_op=True))
             if before is not None:
                 before[1].wait()
-                self.stop_signal = int(before[0])
+                self.stop_signal, self.seconds = int(before[0][0]), float(before[0][1])
         return self.stop_signal > 0
 
     # --- The end

@@ -68,7 +68,11 @@ def model_card(model: Model, recipe: Recipe, name: str) -> str:
     """recipe: without paths, as it is published"""
     task, shape, train = recipe.task, recipe.model, recipe.train
     step = train.steps if model.step is None else model.step
-    cut = f"Training ended early, at step {step:,} of {train.steps:,}." if step < train.steps else ""
+    cut = (
+        f"Training ended early, at step {step:,} of {train.steps:,}."
+        if step < train.steps and not train.minutes
+        else ""
+    )
     card = _CARD.format(
         name=name,
         parameters=sum(parameter.numel() for parameter in model.family.parameters()),

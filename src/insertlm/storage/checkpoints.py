@@ -49,6 +49,7 @@ __all__ = [
     "load_part",
     "save",
     "score_of",
+    "seconds_of",
     "select",
     "step_of",
     "sweep",
@@ -83,12 +84,13 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """score: of the validation at this step, higher is better; None if there was none"""
+    """score: of the validation at this step, higher is better; None if there was none   seconds: of training so far"""
 
     format: int
     step: int
     files: Files
     score: float | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -137,18 +139,25 @@ def write(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], 
 
 
 def commit(
-    folder: Path, step: int, files: Files, keep: int, score: float | None = None, *, keep_best: bool = False
+    folder: Path,
+    step: int,
+    files: Files,
+    keep: int,
+    score: float | None = None,
+    *,
+    keep_best: bool = False,
+    seconds: float = 0.0,
 ) -> Path:
     """The second half, which one process does: make the checkpoint visible, then remove those that are not kept.
 
-    files: of all processes; empty if the checkpoint exists already
+    files: of all processes; empty if the checkpoint exists already   seconds: of training so far
     """
     if keep < 1:
         raise InsertlmError(f"cannot keep {keep} checkpoints in {folder}; expected at least 1")
     place = folder / _folder_name(step)
     if files:
         with _writing(place):
-            _publish(place, _Manifest(_FORMAT, step, files, score))
+            _publish(place, _Manifest(_FORMAT, step, files, score, seconds))
     _prune(folder, step, keep, best(folder) if keep_best else None)
     return place
 
@@ -190,6 +199,10 @@ def select(folder: Path, which: str | int) -> Path:
 
 def score_of(path: Path) -> float | None:
     return _read_manifest(path).score
+
+
+def seconds_of(path: Path) -> float:
+    return _read_manifest(path).seconds
 
 
 def _legible_score(path: Path) -> float | None:

@@ -1,7 +1,7 @@
 """A training run: steps, log, validation, checkpoints. Killed at any moment, it goes on where the last checkpoint was.
 
 All randomness is a function of the step, so the state of a run is its weights, their average, the optimiser's moments
-and one number.
+and two numbers: how many steps, and how many seconds of training if these end it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.processes import Processes
@@ -24,6 +24,7 @@ from insertlm.core.version import VERSION
 from insertlm.data.order import Order
 from insertlm.recipe import Recipe, TrainConfig, build_family, to_yaml
 from insertlm.storage import checkpoints
+from insertlm.training.clock import Clock
 from insertlm.training.metrics import MetricsLog, open_tracker
 from insertlm.training.parallel import build_step
 from insertlm.training.run_folder import claimed, recognise
@@ -36,9 +37,10 @@ __all__ = ["train"]
 _LISTED = 64  # examples that an error names
 
 
-def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> bool:
-    """Train to the last step, from the newest checkpoint in `run` if there is one. Returns whether it got there:
-    SIGTERM or Ctrl-C end it earlier, with a checkpoint."""
+def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> int:
+    """Train to the end, which is the last step or the last minute, from the newest checkpoint in `run` if there is one.
+    Returns how many steps it took, or 0 if it did not get there: SIGTERM or Ctrl-C end it earlier, with a checkpoint.
+    """
     _check_batch(recipe.train, processes)
     with torch.device("meta"):  # a model that cannot be, or cannot write, is refused before anything is written
         check(build_family(recipe), recipe)
@@ -65,7 +67,8 @@ def _check_batch(config: TrainConfig, processes: Processes) -> None:
 class _Run:
     """One process's part in a run.
 
-    done: steps so far   best: the highest score of a validation whose checkpoint is kept
+    done, seconds: of training so far, the same in all processes
+    best: the highest score of a validation whose checkpoint is kept
     """
 
     def __init__(self, recipe: Recipe, run: Path, processes: Processes, console: Console) -> None:
@@ -79,19 +82,20 @@ class _Run:
         self.order = Order(len(data), self.config.batch_size, self.config.seed)
         self.step = build_step(recipe, data, self.order, processes)
         self.saver = Saver(self.checkpoints, processes, self.config.keep, keep_best=self.config.keep_best)
-        self.done, self.best = 0, -math.inf
+        self.clock = Clock(self.config.minutes, processes.device)
+        self.done, self.seconds, self.best = 0, 0.0, -math.inf
         self._begin()
         self.logged, self.logged_at = self.done, time.monotonic()
         self.progress = _progress_bar(console if processes.first else Console(quiet=True))
         shown: dict[str, Any] = {"loss": "–", "speed": "–"}
-        self.bar = self.progress.add_task("train", total=self.config.steps, completed=self.done, **shown)
+        self.bar = self.progress.add_task("train", total=1.0, **self._place(), **shown)
 
     def _begin(self) -> None:
         """From the newest checkpoint, or from what a fresh run begins with."""
         newest = checkpoints.latest(self.checkpoints)
         if newest is not None:
             self.step.load(checkpoints.Parts(newest))  # any number of processes may have written it
-            self.done = checkpoints.step_of(newest)
+            self.done, self.seconds = checkpoints.step_of(newest), checkpoints.seconds_of(newest)
             best = checkpoints.best(self.checkpoints)
             score = None if best is None else checkpoints.score_of(best)
             self.best = -math.inf if score is None else score
@@ -101,22 +105,30 @@ class _Run:
             except InsertlmError as error:
                 raise InsertlmError(f"train.start: {error}") from error
 
-    def go(self) -> bool:
-        """Whether the last step was reached."""
+    @property
+    def over(self) -> bool:
+        return self.done >= self.config.steps or self.seconds >= self.clock.budget
+
+    def go(self) -> int:
+        """The number of steps, or 0 if the end was not reached."""
         config = self.config
         with ExitStack() as stack:
             stack.enter_context(self.processes.stopping_on_signals())
             self._open_logs(stack)
             stack.enter_context(self.saver.finishing())
-            if self.done < config.steps:  # there may be nothing left to do
+            if not self.over:  # there may be nothing left to do
                 stack.enter_context(self.progress)
             self.step.family.train()
-            stopping = False
-            while self.done < config.steps and not stopping:
-                self.step(self.done)
+            self.clock.set(self.seconds)
+            self.processes.seconds = self.seconds
+            fresh, stopping = self.processes.device.type == "cuda", False
+            while not self.over and not stopping:
+                self.step(self.done, self.clock.elapsed(self.seconds))
                 self.done += 1
-                self.progress.update(self.bar, completed=self.done)
-                stopping = self.processes.stopping()  # all processes stop at the same step, or none
+                if fresh:  # in the first step on a GPU programs are compiled, which is no training
+                    self.clock.set(self.seconds)
+                    fresh = False
+                stopping = self._agree()
                 saving = stopping or self._due(config.save_every)
                 validating = config.validate_every > 0 and self._due(config.validate_every)
                 # A mean never spans a checkpoint, so that a run that goes on from there repeats it.
@@ -128,9 +140,25 @@ class _Run:
                     if better and score is not None:
                         self.best = score
                     if saving or (config.keep_best and better):
-                        self.saver.save(self.done, self.step.to_save(), score)
+                        self.saver.save(self.done, self.step.to_save(), score, self.seconds)
                 self.saver.check()
-        return self.done == config.steps
+        return self.done if self.over else 0
+
+    def _agree(self) -> bool:
+        """After a step: whether to stop, and how long this has taken, the same in all processes."""
+        stopping = self.processes.stopping(self.clock.seconds())  # all stop at the same step, or none
+        self.seconds = self.processes.seconds
+        if self.over and self.done < self.config.steps:
+            self.step.ema.end(self.done - 1)  # nobody knew before that this was the last step
+        self.progress.update(self.bar, **self._place())
+        return stopping
+
+    def _place(self) -> dict[str, Any]:
+        """How far this is, for the bar."""
+        config, elapsed = self.config, self.clock.elapsed(self.seconds)
+        shown = f"{self.seconds / 60:.1f}/{config.minutes:g} min, step {self.done}"
+        place = shown if config.minutes else f"{self.done}/{config.steps}"
+        return {"completed": max(self.done / config.steps, elapsed), "place": place}
 
     def _open_logs(self, stack: ExitStack) -> None:
         """They are closed with the stack, whatever ends the run."""
@@ -142,7 +170,7 @@ class _Run:
         )
 
     def _due(self, every: int) -> bool:
-        return self.done % every == 0 or self.done == self.config.steps
+        return self.done % every == 0 or self.over
 
     @contextmanager
     def _off_the_clock(self) -> Iterator[None]:
@@ -150,7 +178,9 @@ class _Run:
         # Not in a `finally`: after an error nobody reads the clock.
         started = time.monotonic()
         yield
-        self.logged_at += time.monotonic() - started
+        seconds = time.monotonic() - started
+        self.logged_at += seconds
+        self.clock.leave_out(seconds)
 
     def _log_losses(self) -> None:
         """The means since the last time; an infinite one ends the run."""
@@ -159,7 +189,7 @@ class _Run:
         values = self.step.ledger.means(count)
         if self.step.ledger.bad is not None:
             raise InsertlmError(self._what_went_wrong(self.logged + self.step.ledger.bad))
-        values["learning_rate"] = self.recipe.optim.rate(self.done - 1, self.config.steps)
+        values["learning_rate"] = self.step.optimizer.rate
         values["steps_per_second"] = count / (time.monotonic() - self.logged_at)
         values["data_wait"] = self.step.source.waited()
         self._report(values)
@@ -196,7 +226,7 @@ def _progress_bar(console: Console) -> Progress:
     return Progress(
         TextColumn("training"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[place]}"),
         TextColumn("loss {task.fields[loss]}"),
         TextColumn("{task.fields[speed]} steps/s"),
         TimeRemainingColumn(),

@@ -82,7 +82,7 @@ class Optimizer:
         self.config = config
         self.weights = [group.weights for group in self.groups]
         device = self.weights[0].device
-        self.steps, self._first, self.rounding = steps, -1, False
+        self.steps, self._first, self.rounding, self.rate = steps, -1, False, 0.0
         self._ahead = torch.zeros(_AHEAD, 3, device=device, dtype=self.weights[0].dtype)
         self._now = self._ahead[0].clone()
 
@@ -91,8 +91,9 @@ class Optimizer:
             for parameter in group.parameters.values():
                 parameter.grad = None
 
-    def set_step(self, step: int) -> None:
-        """step: from 0. Sets what changes from step to step: the rate and the corrections of the moments."""
+    def set_step(self, step: int, elapsed: float = 0.0) -> None:
+        """Set what changes from step to step: the rate and the corrections of the moments. step: from 0
+        elapsed: share of `train.minutes` that is over"""
         # They go to the device for many steps at once, because a transfer takes as long as the update itself. The copy
         # to `_now` stays on the device, at the address that a captured graph reads.
         first = step - step % _AHEAD
@@ -100,9 +101,12 @@ class Optimizer:
             self._first = first
             self._ahead.copy_(torch.tensor([self.config.scalars(first + i, self.steps) for i in range(_AHEAD)]))
         self._now.copy_(self._ahead[step - first])
-        # Before the step and outside of its captured graph: so it depends on the step alone, also in a run that goes on
-        # from a checkpoint, and nothing is captured anew when rounding begins.
-        before, self.rounding = self.rounding, step >= (1.0 - self.config.rounded) * self.steps
+        self.rate = self.config.rate(step, self.steps, elapsed)
+        if elapsed:  # nobody knew it ahead; the number travels with the kernel, not in a transfer of its own
+            self._now[0].fill_(self.rate)
+        # Before the step and outside of its captured graph: so it depends on step and clock alone, also in a run that
+        # goes on from a checkpoint, and nothing is captured anew when rounding begins.
+        before, self.rounding = self.rounding, self.config.rounds(step, self.steps, elapsed)
         if before or self.rounding:
             self.refresh()
 
@@ -342,11 +346,17 @@ class Ema:
         self.decay, self.every, self.weights = decay, every, list(weights)
         self.average = [value.clone() for value in weights]
 
+    def update(self, step: int) -> None:
+        """After step number `step` (from 0)."""
+        if (step + 1) % self.every == 0:
+            self._update(step + 1, self.every)
+
+    def end(self, step: int) -> None:
+        """After the update of a run's last step: the steps since the last average count too."""
+        if (step + 1) % self.every:
+            self._update(step + 1, (step + 1) % self.every)
+
     @torch.no_grad()
-    def update(self, step: int, *, last: bool = False) -> None:
-        """After step number `step` (from 0). The last step of a run always updates the average."""
-        done = step + 1
-        if done % self.every and not last:
-            return
-        decay = min(self.decay, (1 + done) / (10 + done)) ** (done % self.every or self.every)
+    def _update(self, done: int, steps: int) -> None:
+        decay = min(self.decay, (1 + done) / (10 + done)) ** steps
         torch._foreach_lerp_(self.average, self.weights, 1.0 - decay)

@@ -55,9 +55,9 @@ class ParallelStep(TrainStep, ABC):
         self._tally = self.sums[self._extra() :].view(2, _NAMES)
         self._names: list[str] = []
 
-    def __call__(self, step: int) -> Batch:
+    def __call__(self, step: int, elapsed: float = 0.0) -> Batch:
         """Returns the last piece of this process."""
-        self.optimizer.set_step(step)
+        self.optimizer.set_step(step, elapsed)
         self.optimizer.zero_grad()
         self.sums.zero_()
         for piece in range(step * self.accumulate, (step + 1) * self.accumulate):
@@ -70,8 +70,7 @@ class ParallelStep(TrainStep, ABC):
         # A loss that was over nothing in the whole batch is 0, not 0/0.
         values = self._tally[0] / self._tally[1].clamp(min=1)
         self.ledger.write(dict(zip(self._names, values[: len(self._names)].unbind(), strict=True)))
-        self.ema.update(step, last=step + 1 == self.steps)
-        self.ledger.count_step()
+        self._count(step)
         return batch
 
     def _extra(self) -> int:

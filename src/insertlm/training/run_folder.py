@@ -24,7 +24,7 @@ __all__ = ["claimed", "locked", "recognise"]
 _MAY_CHANGE = {
     f"train.{key}"
     for key in (
-        *("steps", "accumulate", "parallel", "recompute", "tracker"),
+        *("steps", "minutes", "accumulate", "parallel", "recompute", "tracker"),
         *("log_every", "save_every", "validate_every", "keep", "keep_best"),
     )
 }
@@ -47,14 +47,14 @@ def claimed(run: Path, recipe: Recipe) -> Iterator[str]:
             note = ""
             recipe.task.save_files(run)
         else:
-            note = _check_goes_on(run, recipe, checkpoints.step_of(newest))
+            note = _check_goes_on(run, recipe, newest)
         write_atomically(run / "recipe.yaml", to_yaml(recipe).encode())
         # Nobody else writes here now, so what has a temporary name is a killed run's.
         checkpoints.sweep(run / "checkpoints")
         yield note
 
 
-def _check_goes_on(run: Path, recipe: Recipe, done: int) -> str:
+def _check_goes_on(run: Path, recipe: Recipe, newest: Path) -> str:
     """Whether the run can go on with this recipe; what a change of its length does to the learning rate."""
     before = load_recipe(run / "recipe.yaml")
     different = [what for what in differences(recipe, before) if what.split(" ")[0] not in _MAY_CHANGE]
@@ -62,15 +62,31 @@ def _check_goes_on(run: Path, recipe: Recipe, done: int) -> str:
         different.append("task.tokenizer has changed since")
     if different:
         raise InsertlmError(f"{run} holds a run of another recipe ({'; '.join(different)}); choose another --run")
-    steps, cooldown = recipe.train.steps, recipe.optim.cooldown
-    if steps < done:
-        raise InsertlmError(f"train.steps is {steps}, but {run} has {done} steps already; choose another --run")
-    if steps == before.train.steps or not cooldown:
+    spent = checkpoints.seconds_of(newest) / 60
+    notes = [
+        _check_length(run, recipe, "step", before.train.steps, recipe.train.steps, checkpoints.step_of(newest)),
+        _check_length(run, recipe, "minute", before.train.minutes, recipe.train.minutes, spent),
+    ]
+    return "; ".join(filter(None, notes))
+
+
+def _check_length(run: Path, recipe: Recipe, unit: str, before: float, now: float, done: float) -> str:
+    """unit: in which the length of a run is measured; 0 of it = no limit"""
+    if now == before:
         return ""
-    rising = " had begun to fall, rises again and" if done > (1.0 - cooldown) * before.train.steps else ""
-    return (
-        f"train.steps was {before.train.steps}: the rate{rising} falls from step {round((1.0 - cooldown) * steps)} on"
-    )
+    if now and now < done:
+        raise InsertlmError(
+            f"train.{unit}s is {_short(now)}, but {run} has {_short(done)} {unit}s already; choose another --run"
+        )
+    constant = 1.0 - recipe.optim.cooldown
+    if not recipe.optim.cooldown or not now:
+        return ""
+    rising = " had begun to fall, rises again and" if before and done > constant * before else ""
+    return f"train.{unit}s was {_short(before)}: the rate{rising} falls from {unit} {_short(constant * now)} on"
+
+
+def _short(number: float) -> str:
+    return f"{round(number, 2):.10g}"
 
 
 def recognise(run: Path, fingerprint: str, *, first: bool) -> None:

@@ -48,14 +48,14 @@ class Saver:
         self._alone = Event()  # another process has ended, so nobody may wait for it
         self._host: dict[str, dict[str, Tensor]] = {}
 
-    def save(self, step: int, state: State, score: float | None = None) -> None:
-        """Start saving, after the save before. state: what this process writes of it"""
+    def save(self, step: int, state: State, score: float | None = None, seconds: float = 0.0) -> None:
+        """Start saving, after the save before. state: what this process writes of it   seconds: of training so far"""
         self.wait()
         # A validation and a save may be due at the same step, and the last step is always due.
         if step != self._saved:
             self._saved = step
             self._copy(state)
-            self._under_way = self._thread.submit(self._write, step, score)
+            self._under_way = self._thread.submit(self._write, step, score, seconds)
 
     def check(self) -> None:
         """Raise what went wrong, if that is known by now."""
@@ -96,7 +96,7 @@ class Saver:
 
     # --- In the thread
 
-    def _write(self, step: int, score: float | None) -> None:
+    def _write(self, step: int, score: float | None, seconds: float) -> None:
         """This process's files, then, by the first process, the checkpoint."""
         shard = checkpoints.Shard(self.processes.rank, self.processes.world)
         report = _Report({})
@@ -112,7 +112,7 @@ class Saver:
             files |= each.files
         # Only now, with the files of all on the disk: a checkpoint that can be seen is complete.
         if self.processes.first:
-            checkpoints.commit(self.folder, step, files, self.keep, score, keep_best=self.keep_best)
+            checkpoints.commit(self.folder, step, files, self.keep, score, keep_best=self.keep_best, seconds=seconds)
 
     def _exchange(self, step: int, report: _Report) -> list[_Report]:
         """All reports for the first process; for the others, whose part is done, their own."""

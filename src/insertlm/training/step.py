@@ -68,17 +68,23 @@ class TrainStep:
         self._losses = self._compile() if compiled else self._eager_losses
         self._graphs = _Graphs(self._optimise, order.batch_size, device) if device.type == "cuda" else None
 
-    def __call__(self, step: int) -> Batch:
+    def __call__(self, step: int, elapsed: float = 0.0) -> Batch:
+        """step: from 0   elapsed: share of `train.minutes` that is over"""
         batch = self.source.batch(step)
         self.source.put(batch)
-        self.optimizer.set_step(step)
+        self.optimizer.set_step(step, elapsed)
         if self._graphs is None:
             self._optimise(batch.example, batch.epoch, None)
         else:
             self._graphs.run(batch)
-        self.ema.update(step, last=step + 1 == self.steps)
-        self.ledger.count_step()
+        self._count(step)
         return batch
+
+    def _count(self, step: int) -> None:
+        self.ema.update(step)
+        if step + 1 == self.steps:
+            self.ema.end(step)
+        self.ledger.count_step()
 
     @contextmanager
     def averaged(self) -> Iterator[Family]:

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test browser lint clean
+.PHONY: demo test browser lint docs clean
 
 demo: $(READY)
 	$(BIN)/insertlm infill - --show < docs/examples/red-ball.txt
@@ -26,6 +26,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# docs/reference/, from the code.
+docs: $(INSTALLED)
+	$(BIN)/python docs/make_reference.py
 
 # torch comes first and alone: its version is pinned, so that a CPU machine does not pull the CUDA build.
 $(READY): pyproject.toml constraints.txt

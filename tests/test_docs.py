@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,17 +136,32 @@ def site() -> dict[str, Any]:
     return settings
 
 
+def pages_of(nav: list[Any]) -> Iterator[str]:
+    for entry in nav:
+        for page in entry.values():
+            yield from pages_of(page) if isinstance(page, list) else [page]
+
+
 def test_the_site_lists_every_page() -> None:
-    listed = {page for entry in site()["nav"] for page in entry.values()}
-    there = {page.name for page in DOCS.glob("*.md")}
-    assert there == listed
+    listed = {*pages_of(site()["nav"])}
+    there = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert {page for page in there if not page.startswith("log/")} == listed
+
+
+def test_the_log_lists_every_day() -> None:
+    """Newest first, each with the headings of its entries."""
+    days = sorted((DOCS / "log").glob("*.md"), reverse=True)
+    index = (DOCS / "log.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[(.*?)\]\(log/\1\.md\)$", index, re.MULTILINE) == [day.stem for day in days]
+    for day in days:
+        for entry in re.findall(r"^## .*? — (.*)$", day.read_text(encoding="utf-8"), re.MULTILINE):
+            assert f"- {entry}\n" in index
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Links between pages, and to pictures and results, are looked up by mkdocs."""
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'insertlm[docs]'")
     settings = site()
-    settings["nav"] = [entry for entry in settings["nav"] if all((DOCS / page).is_file() for page in entry.values())]
     settings |= {"docs_dir": str(DOCS), "site_dir": str(tmp_path / "site")}
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(tmp_path / "mkdocs.yml")]

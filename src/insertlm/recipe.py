@@ -49,14 +49,14 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     """The `optim` section of a recipe."""
 
     matrices: Literal["adamw", "muon"] = "adamw"  # the optimiser of the blocks' matrices; all else uses AdamW
-    learning_rate: NonNegative = 1e-4
+    learning_rate: NonNegative = 1e-4  # its peak
     rates: dict[str, Factor] = msgspec.field(default_factory=dict)  # by name: {embedding: 0.1} a tenth, 0 freezes
     warmup: Index = 1000  # steps over which the rate rises from 0
     cooldown: Fraction = 0.0  # share of the run, at its end, over which it falls back to 0
     rounded: Fraction = 0.0  # share of the run, at its end, that sees weights as a release in groups rounds them
     weight_decay: NonNegative = 0.01  # of matrices; biases and norms are never decayed
-    beta1: Share = 0.9
-    beta2: Share = 0.999
+    beta1: Share = 0.9  # decay of the average gradient
+    beta2: Share = 0.999  # decay of the average squared gradient, of AdamW
     clip: NonNegative = 1.0  # largest norm of the gradient; 0 = no limit
     ema: Fraction = 0.9999  # of the weights, after a warm-up of its own
     ema_every: Count = 10  # steps between updates of the average
@@ -83,15 +83,15 @@ class OptimConfig(Section, frozen=True, kw_only=True):
 class TrainConfig(Section, frozen=True, kw_only=True):
     """The `train` section of a recipe."""
 
-    steps: Count
+    steps: Count  # updates of the weights
     minutes: NonNegative = 0.0  # of training, without validation and saving, after which a run ends; 0 = no limit
     start: str = ""  # whose weights, of another family its backbone, a fresh run begins with: a folder, a bundled name
     batch_size: Count = 64  # of all processes together
     accumulate: Count = 1  # pieces of the batch that a process computes one after the other
     parallel: Literal["ddp", "fsdp"] = "ddp"  # several processes: each has the whole model, or a part of it
     seed: Index = 1  # of initial weights, data order and corruption
-    log_every: Count = 100
-    save_every: Count = 2000
+    log_every: Count = 100  # steps between lines of metrics.jsonl
+    save_every: Count = 2000  # steps between checkpoints
     keep: Count = 1  # checkpoints kept
     keep_best: bool = False  # also the one that validated best; every better validation is saved
     validate_every: Index = 0  # steps between validations, 0 = never

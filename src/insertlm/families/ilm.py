@@ -88,7 +88,7 @@ NO_TRAITS = torch.zeros(0, dtype=torch.uint8)
 class IlmConfig(FamilyConfig, frozen=True, kw_only=True, tag="ilm"):
     """The `family` section of a recipe for an ILM."""
 
-    stop_weight: NonNegative = 1.0
+    stop_weight: NonNegative = 1.0  # of the stop loss beside that of the tokens
     # What is not the paper's.
     stop: Literal["text", "slots"] = "text"  # who says that nothing is missing: one classifier, or a gate in every slot
     targets: Literal["any", "first"] = "any"  # which missing tokens of a slot are asked for: all, or the leftmost

@@ -20,7 +20,7 @@ _FOLD = 0x9E3779B9  # odd, so that different upper halves of a seed give differe
 class DecodeConfig(Section, frozen=True, kw_only=True):
     """How to choose places and tokens, and when to stop. The defaults are greedy and deterministic."""
 
-    stop_threshold: Fraction = 0.5
+    stop_threshold: Fraction = 0.5  # a text or slot is complete once the model finds that this likely
     order: Literal["auto", "mass", "certainty", "margin", "random"] = (
         "auto"  # which place next; auto = the family's own
     )

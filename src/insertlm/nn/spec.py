@@ -41,23 +41,23 @@ PRESETS: dict[str, dict[str, Any]] = {
 class ModelConfig(Section, frozen=True, kw_only=True):
     """The `model` section of a recipe."""
 
-    layers: Count
+    layers: Count  # blocks of attention and feed-forward
     width: Count  # of the residual stream
     heads: Count  # of queries
     hidden: Count  # width of the feed-forward
     dropout: Share = 0.0  # of what a block adds to the residual stream
     prefix_lm: bool = False  # prefix rows see the prefix alone, so that decoding computes them once
     max_length: Count = 2048  # positions: the most tokens of a row, given and special ones included
-    norm: Literal["layer", "rms"] = "layer"
-    norm_epsilon: _Positive = 1e-5
+    norm: Literal["layer", "rms"] = "layer"  # before attention and feed-forward
+    norm_epsilon: _Positive = 1e-5  # added to the variance
     final_norm: bool = False  # after the last block; without it heads read the raw residual stream
-    feed_forward: Literal["relu", "gelu", "swiglu"] = "relu"
-    feed_forward_bias: bool = True
+    feed_forward: Literal["relu", "gelu", "swiglu"] = "relu"  # its activation; swiglu has a gate
+    feed_forward_bias: bool = True  # of both its products
     attention_bias: bool = False  # of queries, keys, values and the output
     kv_heads: Index = 0  # of keys and values, each shared by as many heads of queries; 0 = as many as heads
-    head_size: Index = 0  # 0 = width / heads
+    head_size: Index = 0  # dimensions of a head; 0 = width / heads
     rotary_dims: Count = 64  # the most dimensions of a head that are rotated
-    rotary_base: _Positive = 10_000.0
+    rotary_base: _Positive = 10_000.0  # wavelengths of rotary positions reach to 2π times this
     tied: bool = False  # the unembedding is the embedding
 
     def __post_init__(self) -> None:

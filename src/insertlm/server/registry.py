@@ -18,6 +18,7 @@ from insertlm.infill.drafts import InfillDraft, PlainDraft
 from insertlm.infill.requests import Request
 from insertlm.model import Model
 from insertlm.server.errors import RefusedError, invalid
+from insertlm.server.examples import ModelExamples, read_examples
 from insertlm.server.limits import Limits
 from insertlm.server.requests import RunningRequest, while_connected
 from insertlm.server.worker import Worker
@@ -36,6 +37,7 @@ class Served:
     kind: Kind
     model: Model
     worker: Worker
+    told: ModelExamples
 
 
 class Registry:
@@ -49,7 +51,7 @@ class Registry:
             raise InsertlmError("two models have the same name; expected folders of different names")
         for model in models:
             worker = Worker(model.name, model.family, limits.concurrent, limits.queue)
-            self.served[model.name] = Served(model.name, kinds[model.name], model, worker)
+            self.served[model.name] = Served(model.name, kinds[model.name], model, worker, read_examples(model.folder))
 
     def find(self, name: str | None, kind: Kind) -> Served:
         """The model of that name, or the first of that kind."""

@@ -102,7 +102,7 @@ def native_routes(registry: Registry) -> APIRouter:
             choices=body.choices,
         )
         # The names of these fields are those of the decode section; null leaves the recipe's value.
-        changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold"})
+        changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold", "order"})
         changes["max_tokens"] = body.max_tokens
         running, drafts = await registry.infill(one, [asked] * body.samples, body.seed, changes, request.receive)
         return await _answer(running, drafts[0], request, body.stream, answer_head("infill", one), _filled)

@@ -120,6 +120,9 @@ class InfillBody(_StrictBody):
     top_p: Share | None = None
     top_k: Length | None = None
     stop_threshold: Threshold | None = None
+    order: Text | None = Field(
+        None, description="which place is written next: auto, or one of the model's `orders` in /v1/models"
+    )
     max_tokens: Annotated[int, Field(ge=1, le=_MOST), _NUMBER] | None = None
     stream: StrictBool = False
 
@@ -298,7 +301,15 @@ class ModelShape(BaseModel):
     created: int = 0
     owned_by: str = "insertlm"
     task: Literal["text", "star"]
+    about: str | None = Field(description="what it knows, if its folder says so")
+    parameters: int
     takes_hints: bool = Field(description="whether it has learnt what `words` of /v1/infill means")
+    bounds_tokens: bool = Field(description="whether `min_length` and `max_length` of /v1/infill bound its blanks")
+    left_to_right: bool = Field(description="whether it writes every blank from left to right")
+    orders: list[str] = Field(description="the values of `order` in /v1/infill that it knows beside auto")
+    settings: dict[str, float | str] = Field(
+        description="what a request may change about how it decodes, with the values of its recipe"
+    )
 
 
 class ModelList(BaseModel):

@@ -16,6 +16,10 @@ export function useKey(value) {
   key = value;
 }
 
+export function hasKey() {
+  return key !== "";
+}
+
 export async function getJson(path) {
   const response = await send(path, {});
   return response.json();

@@ -1,8 +1,9 @@
 // The page: tabs, models, the key, and the one place where failures are shown.
 
-import { ServerError, getJson, useKey } from "./api.js";
+import { ServerError, getJson, hasKey, useKey } from "./api.js";
 import * as graph from "./graph.js";
-import * as text from "./text.js";
+import { fromLink } from "./share.js";
+import * as filling from "./text.js";
 
 const TASKS = { text: "text", graph: "star" }; // by panel
 const $ = (selector) => document.querySelector(selector);
@@ -16,29 +17,44 @@ async function guard(line, action) {
   try {
     await action();
   } catch (error) {
+    if (error.status === 401) return askForKey(line, action);
     line.textContent = error.message;
     if (!(error instanceof ServerError)) throw error;
-    if (error.status === 401) askForKey(line, action);
   }
 }
+
+// --- The key
+
+const keyForm = $("#key-form");
+const keyField = $("#key");
+const keyProblem = $("#key-problem");
 
 function askForKey(line, action) {
   waiting.set(line, action);
-  $("#key-form").hidden = false;
-  $("#key").focus();
+  keyForm.hidden = false;
+  if (hasKey()) refuseKey("This is not the key of this server.");
+  keyField.focus();
 }
 
-$("#key-form").addEventListener("submit", (event) => {
+function refuseKey(why) {
+  keyProblem.textContent = why;
+  if (why) keyField.setAttribute("aria-invalid", true);
+  else keyField.removeAttribute("aria-invalid");
+}
+
+keyField.addEventListener("input", () => refuseKey(""));
+keyForm.addEventListener("submit", (event) => {
   event.preventDefault();
-  useKey($("#key").value);
-  $("#key").value = "";
-  $("#key-form").hidden = true;
-  for (const [line, action] of waiting) {
-    line.textContent = "";
-    guard(line, action);
-  }
+  useKey(keyField.value);
+  keyField.select();
+  refuseKey("");
+  keyForm.hidden = true; // it comes back if the key is wrong
+  const actions = [...waiting];
   waiting.clear();
+  for (const [line, action] of actions) guard(line, action);
 });
+
+// --- Tabs
 
 function choose(name) {
   for (const [i, tab] of tabs.entries()) {
@@ -64,28 +80,59 @@ for (const [i, tab] of tabs.entries()) {
   });
 }
 
-function showModels(models) {
-  for (const [panel, task] of Object.entries(TASKS)) {
-    const fitting = models.filter((model) => model.task === task);
-    if (fitting.length) take(panel, fitting[0]);
-    if (fitting.length > 1) $(`#panel-${panel} [data-model]`).replaceChildren(...modelChoice(panel, fitting));
-    if (!fitting.length) $(`#panel-${panel} .problem`).textContent = `This server has no model of the task “${task}”.`;
-  }
+// --- Models
+
+async function showModels(models) {
+  const wanted = fromLink()?.model;
+  const fitting = Object.entries(TASKS).map(([panel, task]) => [panel, models.filter((model) => model.task === task)]);
+  const able = fitting.filter(([, some]) => some.length);
+  const firsts = able.map(([panel, some]) => [panel, some.find(({ id }) => id === wanted) ?? some[0], some]);
+  for (const [panel, some] of fitting)
+    if (!some.length) $(`#panel-${panel} .problem`).textContent = `This server has no model of the task “${TASKS[panel]}”.`;
+  for (const [panel, first] of firsts) chosen[panel] = first.id;
+  chooseFirst();
+  await Promise.all(firsts.map((each) => take(...each)));
 }
 
-function take(panel, model) {
+/** fitting: the models to choose from */
+async function take(panel, model, fitting) {
   chosen[panel] = model.id;
-  if (panel === "text") offerFor(model);
+  showModel($(`#panel-${panel} .model`), panel, model, fitting);
+  if (panel === "text") await offerFor(model);
+}
+
+function showModel(root, panel, model, fitting) {
+  const select = root.querySelector("select");
+  const name = fitting.length > 1 ? (select ?? modelChoice(panel, fitting)) : text("b", model.id);
+  const about = text("span", model.about ?? "");
+  const kind = model.left_to_right ? "fills each blank from left to right" : "inserts words in any order";
+  const facts = text("small", `${size(model.parameters)} parameters, ${kind}`);
+  if (!select) root.replaceChildren(name);
+  root.replaceChildren(root.firstElementChild, about, facts);
 }
 
 function modelChoice(panel, fitting) {
-  const label = document.createElement("label");
+  const label = text("label", "Model ");
   const select = document.createElement("select");
-  label.textContent = "Model";
-  label.htmlFor = select.id = `model-${panel}`;
   select.append(...fitting.map((model) => new Option(model.id)));
-  select.addEventListener("change", () => take(panel, fitting[select.selectedIndex]));
-  return [label, select];
+  select.value = chosen[panel];
+  select.addEventListener("change", () =>
+    guard($(`#panel-${panel} .problem`), () => take(panel, fitting[select.selectedIndex], fitting)),
+  );
+  label.append(select);
+  return label;
+}
+
+/** 27.3 million, in two digits. */
+function size(number) {
+  const [share, unit] = number < 1e6 ? [1e3, "thousand"] : [1e6, "million"];
+  return number < 1e3 ? `${number}` : `${Number((number / share).toPrecision(2))} ${unit}`;
+}
+
+function text(name, content) {
+  const element = document.createElement(name);
+  element.textContent = content;
+  return element;
 }
 
 /** A server for graphs alone opens with graphs. */
@@ -94,10 +141,8 @@ function chooseFirst() {
   if (!location.hash && able.length && !chosen[names[0]]) choose(able[0]);
 }
 
-const offerFor = text.setUp(() => chosen.text, guard);
+const offerFor = filling.setUp(() => chosen.text, guard);
 const openGraph = graph.setUp(() => chosen.graph, guard);
-choose(names.find((name) => `#${name}` === location.hash) ?? names[0]);
-guard($("[role=tabpanel]:not([hidden]) > .problem"), async () => {
-  showModels((await getJson("v1/models")).data);
-  chooseFirst();
-});
+const hash = location.hash.split("?")[0]; // behind it may be a request, see share.js
+choose(names.find((name) => `#${name}` === hash) ?? names[0]);
+guard($("[role=tabpanel]:not([hidden]) > .problem"), async () => showModels((await getJson("v1/models")).data));

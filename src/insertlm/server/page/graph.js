@@ -11,7 +11,7 @@ const seed = $("#graph-seed");
 let drawing = null;
 let wanted = { seed: null, drawn: null }; // the graph that is shown or on its way, and a promise that it is shown
 const player = new Player($("#panel-graph .result"), (trajectory, count) => drawing?.show(trajectory, count));
-const run = new Run($("#panel-graph"), $("#solve"), player);
+const run = new Run($("#panel-graph"), $("#solve"), player, $(".graph"));
 
 /** model(): the chosen model's name   guard(line, action): runs it and shows in the line what fails
  * Returns what to do when the tab is opened. */
@@ -61,6 +61,6 @@ async function solve(model) {
   const found = String(answer.nodes) === String(graph.path);
   drawing.judge(found, answer.nodes);
   run.status.textContent = found
-    ? `The path, found in ${player.trajectory.events.length} insertions.`
+    ? `The path, found in ${player.total} insertions.`
     : "This is not the path.";
 }

@@ -1,7 +1,7 @@
-// A trajectory up to a moment, live and again: its tokens, a slider over its moments, a play button.
+// One or several texts up to a moment, live and again: their tokens, one slider over the moments, a play button.
 //
 // Live and replay are one mechanism. Events are appended as the server sends them; the player walks towards the last one
-// at a pace that can be watched. Whoever takes hold of the slider stops the walk.
+// at a pace that can be watched. Whoever takes hold of the slider stops the walk. Several texts walk in step.
 
 import { Tokens } from "./tokens.js";
 import { Trajectory } from "./trajectory.js";
@@ -12,17 +12,18 @@ const FRAME = 16; // ms: more often is not seen, so several tokens come at once
 const calm = matchMedia("(prefers-reduced-motion: reduce)"); // then nothing walks unless it is told to
 
 export class Player {
-  /** drawn(trajectory, count): called whenever another moment is shown */
+  /** drawn(trajectory, count): called with the first text whenever another moment is shown */
   constructor(root, drawn = () => {}) {
     root.append(document.querySelector("#player").content.cloneNode(true));
     this.drawn = drawn;
-    this.tokens = new Tokens(root.querySelector(".tokens"), (number) => this.seek(number + 1));
+    this.samples = root.querySelector(".samples");
     this.replay = root.querySelector(".replay");
     this.slider = this.replay.querySelector("input");
     this.button = this.replay.querySelector(".play");
     this.counter = this.replay.querySelector(".count");
     this.slider.addEventListener("input", () => this.seek(this.slider.valueAsNumber));
     this.button.addEventListener("click", () => (this.playing ? this.#pause() : this.#play()));
+    addEventListener("resize", () => this.lanes.forEach(({ tokens }) => (tokens.root.style.minHeight = "")));
     this.clear();
   }
 
@@ -32,11 +33,11 @@ export class Player {
     this.replay.hidden = true;
   }
 
-  /** A new trajectory; from now on the picture follows it. */
-  start(given) {
+  /** New texts, so many; from now on the picture follows them. given: the cells they start from */
+  start(given, many = 1) {
     this.#pause();
-    this.trajectory = new Trajectory(given);
-    this.tokens.start(this.trajectory);
+    this.samples.replaceChildren();
+    this.lanes = Array.from({ length: many }, (_, number) => this.#lane(given, number, many));
     this.replay.hidden = false;
     this.live = true;
     this.#show(0);
@@ -44,13 +45,14 @@ export class Player {
   }
 
   insert(event) {
-    this.tokens.add(...this.trajectory.insert(event));
+    const { trajectory, tokens } = this.lanes[event.sample ?? 0];
+    tokens.add(...trajectory.insert(event));
     this.#showCount();
   }
 
-  /** The text is finished, in these pieces. Resolves when the picture has come to its end, or was stopped. */
-  async finish(pieces) {
-    this.trajectory.finish(pieces);
+  /** The texts are finished, each in its pieces. Resolves when the picture has come to its end, or was stopped. */
+  async finish(texts) {
+    for (const [number, { pieces }] of texts.entries()) this.lanes[number].trajectory.finish(pieces);
     this.live = false;
     this.#show(this.count);
     if (this.playing && calm.matches) this.end();
@@ -60,7 +62,7 @@ export class Player {
   /** No more will come: what is there is all there is. */
   end() {
     this.live = false;
-    this.seek(this.trajectory.events.length);
+    this.seek(this.total);
   }
 
   /** Show the moment after so many insertions, and stay there. */
@@ -69,8 +71,33 @@ export class Player {
     this.#show(count);
   }
 
+  /** Insertions of the longest text. */
+  get total() {
+    return Math.max(...this.lanes.map(({ trajectory }) => trajectory.events.length));
+  }
+
+  /** Insertions of all texts that are shown. */
+  get shown() {
+    return this.lanes.reduce((sum, { trajectory }) => sum + Math.min(this.count, trajectory.events.length), 0);
+  }
+
+  #lane(given, number, many) {
+    const element = document.querySelector("#sample").content.firstElementChild.cloneNode(true);
+    const root = element.querySelector(".tokens");
+    if (many > 1) {
+      root.setAttribute("aria-label", `Tokens of version ${number + 1}`);
+      element.querySelector(".title").hidden = false;
+      element.querySelector(".title span").textContent = `Version ${number + 1}`;
+    }
+    this.samples.append(element);
+    const trajectory = new Trajectory(given);
+    const tokens = new Tokens(root, (order) => this.seek(order + 1));
+    tokens.start(trajectory);
+    return { element, trajectory, tokens };
+  }
+
   #play() {
-    if (!this.live && this.count === this.trajectory.events.length) this.#show(0);
+    if (!this.live && this.count === this.total) this.#show(0);
     this.#setPlaying(true);
     this.#walk();
   }
@@ -87,7 +114,7 @@ export class Player {
   }
 
   #walk() {
-    const last = this.trajectory.events.length;
+    const last = this.total;
     const wait = Math.max(FRAME, Math.min(PACE, LONGEST / last));
     const step = Math.max(1, Math.round((wait * last) / LONGEST));
     if (this.count < last) this.#show(this.live && calm.matches ? last : Math.min(last, this.count + step));
@@ -97,13 +124,13 @@ export class Player {
 
   #show(count) {
     this.count = count;
-    this.tokens.show(count);
+    for (const { tokens } of this.lanes) tokens.show(count);
     this.#showCount();
-    this.drawn(this.trajectory, count);
+    this.drawn(this.lanes[0].trajectory, count);
   }
 
   #showCount() {
-    const total = this.trajectory.events.length;
+    const { total } = this;
     this.slider.max = total;
     this.slider.value = this.count;
     this.slider.setAttribute("aria-valuetext", `after ${this.count} of ${total} insertions`);

@@ -2,11 +2,16 @@
 
 import { postEvents } from "./api.js";
 
+const ROOM = 90; // pixels, for a few lines more, or the bar of buttons on a phone
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
 export class Run {
-  constructor(panel, button, player) {
+  /** stage: the element in which the reader watches what happens */
+  constructor(panel, button, player, stage) {
     this.button = button;
     this.label = button.textContent.trim();
     this.player = player;
+    this.stage = stage;
     this.problem = panel.querySelector(".problem");
     this.status = panel.querySelector(".status");
     this.abort = null;
@@ -34,8 +39,9 @@ export class Run {
     } catch (error) {
       if (!current()) return null;
       this.player.end();
+      this.status.textContent = "";
       if (error.name !== "AbortError") throw error;
-      this.status.textContent = `Stopped after ${count(this.player.count, "token")}.`;
+      this.status.textContent = `Stopped after ${count(this.started ? this.player.shown : 0, "token")}.`;
       return null;
     } finally {
       if (current()) this.#rest();
@@ -43,25 +49,41 @@ export class Run {
   }
 
   async #follow(path, body, signal) {
+    const begun = performance.now();
     for await (const [name, data] of postEvents(path, body, signal)) {
-      if (name === "start") this.player.start(data.cells.map((cell) => cell.text));
-      else if (name === "insertion") this.player.insert(data);
+      if (name === "start") {
+        this.started = true;
+        const given = data.cells.map((cell) => cell.text);
+        this.player.start(given, body.samples);
+        this.#bringIntoView();
+      } else if (name === "insertion") this.player.insert(data);
       else if (name === "done") {
-        await this.player.finish(data.pieces);
-        return data;
+        const seconds = (performance.now() - begun) / 1000;
+        await this.player.finish(data.samples ?? [data]);
+        return { ...data, seconds };
       }
     }
   }
 
+  /** Scrolls to where it happens, unless that is in view and has room to grow. */
+  #bringIntoView() {
+    const { top, bottom } = this.stage.getBoundingClientRect();
+    if (top >= 0 && bottom + ROOM <= innerHeight) return;
+    this.stage.scrollIntoView({ block: "start", behavior: calm.matches ? "auto" : "smooth" });
+  }
+
   #begin() {
+    this.started = false;
     this.button.textContent = "Stop";
     this.problem.textContent = "";
-    this.status.textContent = "";
+    this.status.textContent = "Writing …";
+    this.stage.setAttribute("aria-busy", true);
   }
 
   #rest() {
     this.abort = null;
     this.button.textContent = this.label;
+    this.stage.removeAttribute("aria-busy");
   }
 }
 

@@ -1,30 +1,32 @@
 // The first tab: a text with blanks, filled in.
 
+import { getJson } from "./api.js";
+import { Blanks } from "./blanks.js";
 import { Player } from "./player.js";
 import { Run, count } from "./run.js";
+import { Settings } from "./settings.js";
+import { asCurl, asLink, asPython, copy, fromLink } from "./share.js";
 
-const EXAMPLES = {
-  "Two blanks": [
-    "Once upon a time, there was a little girl named Mia. She loved to play in the garden with her dog, Max. One sunny day, Mia lost her red ball. ___ Mia was very sad and started to cry.",
-    "Max saw that Mia was sad. He wanted to help, so ___ He dug and dug until he saw something red. It was the ball! Max picked it up with his mouth and ran back to Mia as fast as he could.",
-    "Mia was so happy. \"Thank you, Max! You are the best dog in the world,\" she said. They played with the red ball until the sun went down.",
-  ].join("\n"),
-  "A missing middle": "Tom and his dog went to the park. ___ In the end, they were tired and went home to sleep.",
-  "The beginning": "___ “Thank you for helping me,” said the bird, and it flew up into the blue sky.",
-  "A whole story": "___",
-};
-const OWN = "auto"; // what the model's recipe says
+// For models whose folder brings no examples of their own (server/examples.py).
+const GENERAL = [
+  { name: "Two blanks", request: { text: "The old man ___, and then he ___ until the evening." } },
+  { name: "A missing middle", request: { text: "It was raining when we left the house. ___ In the end we were glad to be home." } },
+  { name: "Written on", request: { text: "Once upon a time ___" } },
+];
+const FORMS = { text: () => shownTexts.join("\n\n"), curl: asCurl, python: asPython, link: asLink };
 
 const $ = (selector) => document.querySelector(selector);
 const form = $("#text-form");
 const area = $("#text");
-const seed = $("#seed");
-const hints = $("#hints");
-const words = $("#words");
-const copyButton = $("#copy");
-const player = new Player($("#panel-text .result"), (trajectory) => (copyButton.disabled = !trajectory.cells.length));
-const run = new Run($("#panel-text"), $("#fill"), player);
-let last = { text: "", question: "" };
+const result = $("#panel-text .result");
+const caption = result.querySelector(".caption");
+const blanks = new Blanks($("#blanks"), area);
+const settings = new Settings(form);
+const player = new Player(result.querySelector(".player"));
+const run = new Run($("#panel-text"), $("#fill"), player, result);
+let shownTexts = [];
+let last = {}; // the question that was answered last, without its seed, and the texts
+let offered = ""; // the text that the page itself has put into the form
 
 /**
  * model(): the chosen model's name   guard(line, action): runs it and shows in the line what fails
@@ -33,96 +35,179 @@ let last = { text: "", question: "" };
  */
 export function setUp(model, guard) {
   const fill = () => guard(run.problem, () => fillIn(model()));
-  for (const [name, text] of Object.entries(EXAMPLES)) $(".examples").append(exampleButton(name, text));
-  for (const slider of form.querySelectorAll("[type=range]")) setUpSlider(slider);
-  area.value = Object.values(EXAMPLES)[0];
+  area.addEventListener("input", noticeText);
   area.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
+  // A control that is folded away cannot say what is wrong with it.
+  form.addEventListener("invalid", ({ target }) => target.closest("details")?.setAttribute("open", ""), true);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (run.running) run.stop();
     else fill();
   });
+  $("#add-blank").addEventListener("click", addBlank);
   $("#another").addEventListener("click", () => {
-    seed.value = Number(seed.value) + 1;
+    settings.seed.value = Number(settings.seed.value) + samples();
     if (form.reportValidity()) fill();
   });
-  copyButton.addEventListener("click", () => copy(player.trajectory.text()));
-  return ({ takes_hints }) => {
-    hints.hidden = !takes_hints;
-    words.disabled = !takes_hints; // or it would keep the form from being sent
+  for (const button of result.querySelectorAll("[data-copy]"))
+    button.addEventListener("click", () => copyAs(button, FORMS[button.dataset.copy](question(model()))));
+  let linked = fromLink();
+  return async (chosen) => {
+    blanks.suit(chosen);
+    settings.suit(chosen);
+    const { examples } = await getJson(`v1/models/${encodeURIComponent(chosen.id)}/examples`);
+    if (model() !== chosen.id) return; // the reader has gone on to another
+    offer(examples?.length ? examples : GENERAL, fill);
+    if (linked) {
+      ask(linked);
+      linked = null;
+      fill();
+    } else if (area.value === offered) open(examples?.[0] ?? GENERAL[0], chosen.id);
   };
+}
+
+/** The request that the form stands for. */
+function question(model) {
+  const many = samples();
+  return { model, ...blanks.asked, ...(many > 1 && { samples: many }), ...settings.asked };
+}
+
+function samples() {
+  return Number(form.elements.samples.value);
+}
+
+/** Puts a request into the form. */
+function ask(request) {
+  form.elements.samples.value = ["2", "3", "4"].includes(String(request.samples)) ? request.samples : 1;
+  settings.asked = request;
+  blanks.asked = request;
+  noticeText();
 }
 
 async function fillIn(model) {
-  const question = { model, text: area.value, ...sliderValues(), words: wordCounts() };
-  const answer = await run.go("v1/infill", { ...question, seed: seed.valueAsNumber });
-  if (!answer) return;
-  run.status.textContent = verdict(answer, JSON.stringify(question));
-  last = { text: answer.text, question: JSON.stringify(question) };
+  const body = question(model);
+  caption.textContent = "";
+  const answer = await run.go("v1/infill", body);
+  if (answer) tell(answer, body);
 }
 
-function verdict(answer, question) {
-  const told = [`${count(player.trajectory.events.length, "token")} by ${answer.model}.`];
-  if (answer.note) told.push(`Not complete: ${answer.note}.`);
-  if (question === last.question && answer.text === last.text)
-    told.push("The same text again: a higher temperature brings others.");
-  return told.join(" ");
+function tell(answer, body) {
+  const texts = answer.samples ?? [answer];
+  describe(texts, body.seed);
+  const { seed, ...rest } = body;
+  const now = { question: JSON.stringify(rest), texts: JSON.stringify(texts.map(({ text }) => text)) };
+  const told = [`${count(player.shown, "token")} by ${answer.model} in ${answer.seconds.toFixed(1)} s.`];
+  if (now.question === last.question && now.texts === last.texts)
+    told.push("The same again: more daring (under More controls) brings others.");
+  run.status.replaceChildren(told.join(" "), unseen(spoken(texts)));
+  last = now;
 }
 
-function sliderValues() {
-  const sliders = [...form.querySelectorAll("[type=range]")];
-  return Object.fromEntries(sliders.map((slider) => [slider.id, isOwn(slider) ? null : Number(slider.value)]));
+/** At every text: what ended it, if not the model; and, if there are several, its seed and a button that copies it. */
+function describe(texts, seed) {
+  shownTexts = texts.map(({ text }) => text);
+  for (const [number, { element }] of player.lanes.entries()) {
+    const { text, note } = texts[number];
+    element.querySelector(".title span").textContent = `Version ${number + 1}, seed ${seed + number}`;
+    const button = element.querySelector(".title button");
+    button.hidden = false;
+    button.setAttribute("aria-label", `Copy version ${number + 1}`);
+    button.addEventListener("click", () => copyAs(button, text));
+    const notes = [...ranks(texts[number].probabilities), ...(note ? [`Not complete: ${note}.`] : [])];
+    element.querySelector(".notes").replaceChildren(...notes.map(line));
+  }
+  result.querySelector(".share").hidden = false;
 }
 
-/** About how many words belong into every blank, or a list with one for each, or null. */
-function wordCounts() {
-  const counts = words.value.split(",").map((count) => (count.trim() ? Number(count) : null));
-  return words.disabled || counts.every((count) => count === null) ? null : counts.length > 1 ? counts : counts[0];
+/** How likely each choice of a blank was. */
+function ranks(probabilities = {}) {
+  const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+  return Object.entries(probabilities).map(([name, choices]) => {
+    const each = Object.entries(choices).map(([choice, share]) => `${choice} ${percent(share)}`);
+    return `${name.replace(/^blank_(\d+)$/, "Blank $1")}: ${each.join(", ")}`;
+  });
 }
 
-/** The leftmost place of a slider leaves the choice to the model. */
-function isOwn(slider) {
-  return slider.value === slider.min;
+function line(text) {
+  const element = document.createElement("p");
+  element.textContent = text;
+  return element;
 }
 
-function setUpSlider(slider) {
-  const show = () => {
-    const value = isOwn(slider) ? OWN : Number(slider.value).toFixed(2);
-    form.querySelector(`output[for=${slider.id}]`).textContent = value;
-    slider.setAttribute("aria-valuetext", isOwn(slider) ? "the model's own" : value);
-  };
-  slider.addEventListener("input", show);
-  show();
+/** What a screen reader says: the fills alone, since the rest is known. */
+function spoken(texts) {
+  const each = texts.map(({ fills }) => fills.map((fill) => fill.trim() || "nothing").join("; "));
+  return texts.length > 1 ? each.map((fills, number) => ` Version ${number + 1}: ${fills}.`).join("") : ` ${each[0]}`;
 }
 
-function exampleButton(name, text) {
+function unseen(text) {
+  const element = document.createElement("span");
+  element.className = "unseen";
+  element.textContent = text;
+  return element;
+}
+
+// --- Examples
+
+function offer(examples, fill) {
+  $(".examples").replaceChildren("Try", ...examples.map((example) => exampleButton(example, fill)));
+}
+
+function exampleButton({ name, request }, fill) {
   const button = document.createElement("button");
   button.type = "button";
+  button.className = "plain";
   button.textContent = name;
   button.addEventListener("click", () => {
-    area.value = text;
-    area.focus();
+    ask(request);
+    offered = area.value;
+    fill();
   });
   return button;
 }
 
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    copyBySelection(text); // the clipboard is closed to pages that come without encryption from another machine
-  }
-  run.status.textContent = "Copied.";
+/** The page as it opens: with an example, which plays if it was written beforehand. */
+function open({ request, written }, model) {
+  ask(request);
+  offered = area.value;
+  result.querySelector(".share").hidden = true;
+  player.clear();
+  caption.textContent = "";
+  if (!written) return;
+  caption.textContent = `An example, as ${model} wrote it. Change the text, and press “Fill in”.`;
+  player.start(written.cells);
+  for (const event of written.answer.events) player.insert(event);
+  player.finish([written.answer]);
+  describe([written.answer], request.seed ?? 0);
 }
 
-function copyBySelection(text) {
-  const helper = document.createElement("textarea");
-  helper.value = text;
-  document.body.append(helper);
-  helper.select();
-  document.execCommand("copy");
-  helper.remove();
-  copyButton.focus();
+// --- Text and clipboard
+
+function noticeText() {
+  blanks.update();
+  $("#no-blank").hidden = blanks.count > 0 || !area.value;
+}
+
+/** Where the caret is, or in place of what is selected. */
+function addBlank() {
+  const { selectionStart: start, selectionEnd: end, value } = area;
+  const before = value && start && !/\s/.test(value[start - 1]) ? " ___" : "___";
+  const after = /^\w/.test(value.slice(end)) ? " " : "";
+  area.focus();
+  area.setRangeText(before + after, start, end, "end");
+  noticeText();
+}
+
+async function copyAs(button, text) {
+  await copy(text);
+  const label = button.textContent;
+  run.status.textContent = "Copied.";
+  button.textContent = "Copied";
+  button.disabled = true;
+  setTimeout(() => {
+    button.textContent = label;
+    button.disabled = false;
+  }, 1200);
 }

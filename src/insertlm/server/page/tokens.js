@@ -11,7 +11,6 @@ export class Tokens {
     this.root = root;
     this.picked = picked;
     root.addEventListener("keydown", (event) => this.#onKey(event));
-    addEventListener("resize", () => (root.style.minHeight = ""));
   }
 
   start(trajectory) {
@@ -19,8 +18,6 @@ export class Tokens {
     this.trajectory = trajectory;
     this.marks = new Map(); // by cell: what stands for it
     this.focused = null;
-    this.root.replaceChildren();
-    this.root.style.minHeight = "";
     for (const [number, cell] of trajectory.cells.entries()) {
       if (number) this.root.append(blank());
       this.add(cell, null);

@@ -49,7 +49,7 @@ export class Trajectory {
 
   /** Whether nothing is missing after so many events. */
   done(count) {
-    return this.ended && count === this.events.length;
+    return this.ended && count >= this.events.length;
   }
 
   /** The cells that are there after so many events, each with the text to show for it. */

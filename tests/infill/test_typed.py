@@ -270,7 +270,7 @@ def test_company_changes_nothing(few_filler: Family, few_arm: Family) -> None:
         alone = [infill(family, Few(), [request], wanted, seed)[0] for seed, request in enumerate(requests)]
         for size in (2, 5):
             stream = Stream(family, begin(family, Few(), requests, wanted, 0), wanted, size)
-            shown = [event for event in stream]
+            shown = list(stream)
             assert [result.text for result in stream.results] == [result.text for result in alone]
             assert len(shown) == sum(len(result.trajectory.events) for result in alone)
             together = infill(family, Few(), requests, wanted, 0, size)

@@ -179,7 +179,12 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("fill", {"hints": 0.0}, {**LLAMA, "max_length": 150}),
 }
 OTHERS: dict[str, list[dict[str, Any]]] = {
-    "gates": [{}, {"temperature": 1.0}, {"stop_threshold": 0.6, "min_length": 2}, {"temperature": 0.8, "max_length": 3}],
+    "gates": [
+        {},
+        {"temperature": 1.0},
+        {"stop_threshold": 0.6, "min_length": 2},
+        {"temperature": 0.8, "max_length": 3},
+    ],
     "it": [{"stop_threshold": 0.01}, {"temperature": 1.0}, {"order": "margin"}, {"order": "mass", "max_length": 3}],
     "arm": [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.7, "max_tokens": 3}],
 }

@@ -305,7 +305,9 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         lengths = min_length, max_length, words
         request = Request.of(given, lengths, 0 if family == "arm" else 1, heads, decode, longest, seed)
         if (needed := len(given.ids) + sum(request.needs)) > longest:
-            raise ValueError(f"the text and its blanks need {needed + framing} tokens; the model takes {longest + framing}")
+            raise ValueError(
+                f"the text and its blanks need {needed + framing} tokens; the model takes {longest + framing}"
+            )
         writer = _WRITERS[family](self, request)
         complete = writer.run()
         # The result is joined from the user's own pieces: decoding their ids could change spaces.

@@ -33,9 +33,7 @@ def hollow_family(recipe: Recipe, weights: Unpacked, folder: Path) -> Family:
     for name in sorted(own.keys() | shapes.keys()):
         found, expected = shapes.get(name), tuple(own[name].shape) if name in own else None
         if found != expected:
-            raise _misfit(
-                folder, f"{name} is {found or 'missing'}, expected {expected or 'nothing of that name'}"
-            )
+            raise _misfit(folder, f"{name} is {found or 'missing'}, expected {expected or 'nothing of that name'}")
     return family
 
 

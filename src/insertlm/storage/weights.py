@@ -156,7 +156,9 @@ class Unpacked(Mapping[str, Tensor]):
         value, scale = self._packed[name], self._scale_of(name)
         if scale is None:
             return value
-        return _from_groups(value, scale, torch.empty(self.shape(name))) if value.dtype == torch.uint8 else value * scale
+        return (
+            _from_groups(value, scale, torch.empty(self.shape(name))) if value.dtype == torch.uint8 else value * scale
+        )
 
     def _scale_of(self, name: str) -> Tensor | None:
         return self._packed.get(name + _SCALE)

@@ -45,6 +45,7 @@ class Backend(StrEnum):
     """Ways to compute the same numbers; tests hold each to the plain formula."""
 
     SDPA = "sdpa"  # torch's own attention on a padded copy: any device, precision and sight
+    EACH = "each"  # the plain formula, one segment after the other: any sight; for training on a CPU in bf16
     SHORT = "short"  # our kernel for short segments (attention_kernels.py): CUDA and bf16, any sight
     FLASH = "flash"  # torch's kernel for packed rows: CUDA and bf16, full or causal
 
@@ -103,11 +104,35 @@ class PackedAttention:
         itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)  # padding must not give NaN
         return (seen | itself)[:, None]
 
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Rows of each segment, and of the spare tail."""
+        sizes: list[int] = self.segments.lengths.tolist()
+        return sizes
+
+    @cached_property
+    def biases(self) -> list[Tensor]:
+        """Of each segment, what is added to its scores, [rows, rows]: 0 or, where a row is not seen, -inf."""
+        parts = [[None] * len(self.sizes) if x is None else x.split(self.sizes) for x in (self.text, self.order)]
+        return [self._bias(size, *rest) for size, *rest in zip(self.sizes, *parts, strict=True)]
+
+    def _bias(self, rows: int, text: Tensor | None, order: Tensor | None) -> Tensor:
+        hidden = torch.zeros(rows, rows, dtype=torch.bool, device=self.segments.cu.device)
+        if text is not None:
+            hidden |= (text != 0) & (text != text[:, None])
+        if order is not None:
+            hidden |= order > order[:, None]
+        if self.causal:
+            hidden |= torch.ones_like(hidden).triu(1)
+        return torch.zeros(rows, rows, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
 
 def choose_backend(q: Tensor, attention: PackedAttention) -> Backend:
     """The fastest backend that supports these rows."""
     if not _on_gpu(q):
-        return Backend.SDPA
+        # With texts of 50 rows, the longest of 140, torch's kernel on a padded copy takes half of a step on a CPU.
+        learning = q.dtype == torch.bfloat16 and q.requires_grad
+        return Backend.EACH if learning and q.device.type == "cpu" else Backend.SDPA
     ours = q.shape[-1] in _HEAD_DIMS
     if not attention.plain:
         return Backend.SHORT if ours else Backend.SDPA
@@ -119,6 +144,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention: PackedAttention) -> Tenso
     backend, segments = choose_backend(q, attention), attention.segments
     if backend is Backend.SDPA:
         return _attend_dense(q, _pad(k, segments), _pad(v, segments), segments, attention.mask)
+    if backend is Backend.EACH:
+        return _attend_each(q, k, v, attention)
     if backend is Backend.SHORT:
         from insertlm.nn.attention_kernels import short_attention
 
@@ -149,6 +176,20 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, queries: Segments, mask: Tens
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
     rows = out.transpose(1, 2).flatten(0, 1)
     return rows if len(rows) == count else rows.index_select(0, queries.cells)
+
+
+def _attend_each(q: Tensor, k: Tensor, v: Tensor, attention: PackedAttention) -> Tensor:
+    """The formula, without padding. torch's own kernel takes three times as long backward, for segments so short."""
+    (_, heads, size), shared = q.shape, k.shape[1]
+    mixed = []
+    for queries, keys, values, bias in zip(*(x.split(attention.sizes) for x in (q, k, v)), attention.biases, strict=True):
+        rows = len(queries)
+        each = queries.view(rows, shared, -1, size).permute(1, 2, 0, 3).reshape(shared, -1, size)
+        scores = each @ keys.permute(1, 2, 0)
+        weights = (scores.view(heads, rows, rows).float() * size**-0.5 + bias).softmax(-1).to(v.dtype)
+        sums = weights.view(shared, -1, rows) @ values.transpose(0, 1)
+        mixed.append(sums.view(heads, rows, size).transpose(0, 1))
+    return torch.cat(mixed)
 
 
 def _pad(x: Tensor, segments: Segments) -> Tensor:

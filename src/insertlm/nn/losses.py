@@ -8,7 +8,7 @@ and recomputes their logits in backward.
 Forward and backward are custom operators, opaque to `torch.compile`. Otherwise it would unroll the loop over chunks for
 one number of rows and recompile for every other.
 
-On a GPU under autocast, products take bf16 inputs and return float32; the rest is one pass over each chunk. The
+Under autocast, products take bf16 inputs; on a GPU they return float32, and the rest is one pass over each chunk. The
 gradient of a logit has two terms, from its row's mass and from its own score. They are added before rounding to bf16:
 rounded separately, they would not cancel for a token that is already certain, and the difference would keep moving the
 weights.
@@ -60,7 +60,8 @@ def row_chunks(hidden: Tensor, unembedding: Tensor) -> list[slice]:
 
 
 def _use_bf16(x: Tensor) -> bool:
-    return x.is_cuda and torch.is_autocast_enabled("cuda")
+    """Under autocast. On a CPU only where gradients are wanted: what is measured there is measured in full."""
+    return torch.is_autocast_enabled(x.device.type) and (x.is_cuda or x.requires_grad)
 
 
 @torch.library.custom_op("insertlm::slot_scores", mutates_args=())
@@ -93,27 +94,30 @@ def _backward(
         logits = _product(x[rows], words.T)  # again: keeping them all would take gigabytes
         cell, inside = _cells(logits, rows, row, token)
         extra = torch.where(inside, score_grad, 0.0)
-        shares = _shares_bf16 if bf16 else _shares
-        share = shares(logits, mass[rows], mass_grad[rows], cell, extra, len(unembedding))
+        shares = _shares_bf16 if bf16 and logits.is_cuda else _shares
+        share = shares(logits, mass[rows], mass_grad[rows], cell, extra, len(unembedding)).to(x.dtype)
         hidden_grad[rows] = _product(share, words)
         words_grad += _product(share.T, x[rows])
     return hidden_grad, words_grad[: len(unembedding)]
 
 
 def _operands(hidden: Tensor, unembedding: Tensor, bf16: bool) -> tuple[Tensor, Tensor]:
-    """Unchanged, or in bf16 with the vocabulary padded to a multiple of _ALIGNMENT."""
+    """Unchanged, or in bf16; on a GPU with the vocabulary padded to a multiple of _ALIGNMENT."""
     if not bf16:
         return hidden, unembedding
-    return hidden.bfloat16(), F.pad(unembedding.bfloat16(), (0, 0, 0, -len(unembedding) % _ALIGNMENT))
+    spare = -len(unembedding) % _ALIGNMENT if hidden.is_cuda else 0
+    return hidden.bfloat16(), F.pad(unembedding.bfloat16(), (0, 0, 0, spare))
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    return torch.mm(a, b, out_dtype=torch.float32) if a.dtype == torch.bfloat16 and a.is_cuda else a @ b
+    if a.dtype != torch.bfloat16:
+        return a @ b
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else (a @ b).float()
 
 
 def _logsumexp(logits: Tensor, words: int, bf16: bool) -> Tensor:
     """Of the first `words` columns."""
-    if not bf16:
+    if not bf16 or not logits.is_cuda:
         return logits.logsumexp(-1)
     from insertlm.nn import kernels
 

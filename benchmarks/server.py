@@ -1,6 +1,6 @@
 """How much load does a server take? It starts `insertlm serve` and sends requests through sockets.
 
-python benchmarks/server.py stories-mini                  # the figures of docs/serving.md: ten minutes on 2 cores
+python benchmarks/server.py models/stories-mini               # the figures of docs/serving.md: ten minutes on 2 cores
 python benchmarks/server.py MODEL --seconds 5 --requests 200 --kills 20 --pairs 3
 
 - Throughput: one client, then several at once, send requests of a fixed number of tokens one after the other.

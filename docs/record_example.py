@@ -1,6 +1,6 @@
 """Writes the first example of a model's examples.json beforehand, so that the page can play it when it opens.
 
-python docs/record_example.py src/insertlm/assets/stories-mini
+python docs/record_example.py src/insertlm/assets/english
 """
 
 from __future__ import annotations

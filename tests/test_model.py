@@ -34,7 +34,7 @@ RECIPE = parse_recipe(
 @pytest.fixture
 def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with one bundled model, not trained."""
-    folder = tmp_path / "assets" / api.BUNDLED
+    folder = tmp_path / "assets" / api.ENGLISH
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(to_yaml(RECIPE), encoding="utf-8")
     save_file(build_family(RECIPE).state_dict(), folder / "model.safetensors")
@@ -120,7 +120,7 @@ def test_a_run_gives_the_averaged_weights_of_its_newest_checkpoint(tmp_path: Pat
 
 
 def test_half_precision_weights_are_read_as_full(assets: Path) -> None:
-    file = assets / api.BUNDLED / "model.safetensors"
+    file = assets / api.ENGLISH / "model.safetensors"
     save_file({name: value.half() for name, value in load_file(file).items()}, file)
     model = insertlm.load(device="cpu")
     assert {value.dtype for value in model.family.parameters()} == {torch.float32}
@@ -131,7 +131,7 @@ def test_half_precision_weights_are_read_as_full(assets: Path) -> None:
 
 def test_a_model_that_is_not_there(assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = "nowhere: no model there; expected a run folder with recipe.yaml"
-    assert message("nowhere") == f"{expected}, or a bundled model (star-hard-mini)"
+    assert message("nowhere") == f"{expected}, or a bundled model (english)"
     assert message("x" * 300).endswith(": cannot be read: File name too long")
     monkeypatch.setattr(folders, "_ASSETS", assets / "none")
     assert message("nowhere") == expected
@@ -143,24 +143,24 @@ def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_cut_short(assets: Path) -> None:
-    file = assets / api.BUNDLED / "model.safetensors"
+    file = assets / api.ENGLISH / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert message(api.BUNDLED).startswith(f"{file}: expected a safetensors file: ")
+    assert message(api.ENGLISH).startswith(f"{file}: expected a safetensors file: ")
     file.write_bytes(b"")
-    assert message(api.BUNDLED).startswith(f"{file}: expected a safetensors file: ")
+    assert message(api.ENGLISH).startswith(f"{file}: expected a safetensors file: ")
 
 
 def test_weights_that_do_not_fit(assets: Path) -> None:
-    folder = assets / api.BUNDLED
+    folder = assets / api.ENGLISH
     weights = load_file(folder / "model.safetensors")
     name = "unembedding.weight"
     save_file({**weights, name: torch.zeros(3, 16)}, folder / "model.safetensors")
     expected = f"{folder}: the weights do not fit the recipe: {name} is"
-    assert message(api.BUNDLED) == f"{expected} (3, 16), expected (16, 16)"
+    assert message(api.ENGLISH) == f"{expected} (3, 16), expected (16, 16)"
     save_file({key: value for key, value in weights.items() if key != name}, folder / "model.safetensors")
-    assert message(api.BUNDLED) == f"{expected} missing, expected (16, 16)"
+    assert message(api.ENGLISH) == f"{expected} missing, expected (16, 16)"
     save_file({**weights, "more": torch.zeros(1)}, folder / "model.safetensors")
-    assert message(api.BUNDLED).endswith("more is (1,), expected nothing of that name")
+    assert message(api.ENGLISH).endswith("more is (1,), expected nothing of that name")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Insertion language models: sequences written by inserting one token at a time, anywhere.
 
-    model = insertlm.load("stories-mini")
+    model = insertlm.load("english")
     [filled] = model.infill("Once upon a time, there was a ___. Tom was happy and went ___.")
     print(filled.text)
 

@@ -32,9 +32,9 @@ from insertlm.storage.hub import name_of
 from insertlm.storage.loading import fill, hollow_family
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["BUNDLED", "STORIES", "Model", "bundled", "choose_device", "load", "prepare"]
+__all__ = ["ENGLISH", "GRAPHS", "Model", "bundled", "choose_device", "load", "prepare"]
 
-BUNDLED, STORIES = "star-hard-mini", "stories-mini"  # the defaults for writing and for filling in
+ENGLISH, GRAPHS = "english", "star-hard-mini"  # used where no model is named: for texts, and for tasks
 _MOST = 1 << 20  # samples, and states of an estimate: more only run out of memory
 _LAST_SEED = (1 << 62) - 1  # sample i has the seed `seed + i`, which must stay a signed 64-bit number
 
@@ -182,16 +182,16 @@ class Model:
         section, except its `max_length`, which here is the maximum of a blank. For the other arguments see Request:
         `words=5` says about how many words belong into a blank, to models that have learnt to take such hints.
 
-        >>> stories = insertlm.load("stories-mini")
-        >>> [story] = stories.infill("Lily found ___ in the park.", max_length=4)
-        >>> story.text == f"Lily found {story.fills[0]} in the park."
+        >>> english = insertlm.load("english")
+        >>> [filled] = english.infill("The conference, ___ was postponed.", words=4)
+        >>> filled.text == f"The conference, {filled.fills[0]} was postponed."
         True
 
         With `stream`, insertions come as they happen, and the filled texts are the stream's `results`. With banned
         words a sample's insertions come when it is done, because it may have to be written again.
 
-        >>> stream = stories.infill("Lily found ___ in the park.", max_length=4, stream=True)
-        >>> [event.token for event in stream] == [event.token for event in story.trajectory.events]
+        >>> stream = english.infill("The conference, ___ was postponed.", words=4, stream=True)
+        >>> [event.token for event in stream] == [event.token for event in filled.trajectory.events]
         True
         """
         _ = self.text_tokenizer  # refuses models of other tasks before anything else is checked
@@ -226,10 +226,10 @@ class Model:
         exact: an ILM's probability of up to so many tokens is summed up over all 2^n states; of more it is a bound
         orders, states, seed: of the random states from which a bound is estimated
 
-        >>> stories = insertlm.load("stories-mini")
-        >>> sea, ball = (stories.likelihood("Lily found ___ in the park.", fills=[it]) for it in ("a sea", "a ball"))
-        >>> ball.exact, ball.tokens, ball.value > sea.value
-        (True, 2, True)
+        >>> english = insertlm.load("english")
+        >>> moon, Paris = (english.likelihood("The capital of France is ___.", fills=[it]) for it in ("moon", "Paris"))
+        >>> Paris.exact, Paris.tokens, Paris.value > moon.value
+        (True, 1, True)
         """
         check_text("likelihood", text)
         counts = {"exact": exact, "orders": orders, "states": states, "batch_size": batch_size}
@@ -351,7 +351,7 @@ def _seed(seed: int) -> int:
 
 
 def load(
-    name_or_path: str | Path = BUNDLED,
+    name_or_path: str | Path = ENGLISH,
     device: str | None = None,
     *,
     halved: bool | None = None,

@@ -182,7 +182,7 @@ def test_generate_uses_the_bundled_model_if_none_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     monkeypatch.setattr(folders, "_ASSETS", place / "runs")
-    monkeypatch.setattr(api, "BUNDLED", "star_tiny-ilm")
+    monkeypatch.setattr(api, "GRAPHS", "star_tiny-ilm")
     assert " of 5 fresh graphs (seed 0)" in output(capsys, "generate")
 
 

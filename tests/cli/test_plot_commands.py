@@ -100,11 +100,12 @@ def test_several_models_write_the_same_examples(capsys: pytest.CaptureFixture[st
 def test_a_model_of_text_writes_from_nothing_and_is_not_judged(
     capsys: pytest.CaptureFixture[str], panels: list[Panel]
 ) -> None:
-    output(capsys, "plot", "trajectory", "stories-mini", "--count", "2", "--seed", "3", "--decode.max_steps", "4")
+    stories = str(Path(__file__).parents[2] / "models" / "stories-mini")
+    output(capsys, "plot", "trajectory", stories, "--count", "2", "--seed", "3", "--decode.max_steps", "4")
     [(written, marks, _)] = panels
     assert [(path.prefix, len(path.ids)) for path in written] == [([], 4), ([], 4)]
     assert marks is None
-    alone = insertlm.load("stories-mini").generate(["", ""], seed=3, max_steps=4)
+    alone = insertlm.load(stories).generate(["", ""], seed=3, max_steps=4)
     assert [path.ids for path in written] == [path.ids for path in alone]
 
 

@@ -36,8 +36,9 @@ def test_other_weights_stay() -> None:
 
 def test_a_model_is_packed_from_the_command_line(tmp_path: Path) -> None:
     """What has been rounded once is not changed by rounding again, so the packed copy is the model."""
-    rounded.main("stories-mini", str(tmp_path / "copy"))
-    before, after = insertlm.load("stories-mini", "cpu"), insertlm.load(tmp_path / "copy", "cpu")
+    stories = Path(__file__).parents[2] / "models" / "stories-mini"
+    rounded.main(str(stories), str(tmp_path / "copy"))
+    before, after = insertlm.load(stories, "cpu"), insertlm.load(tmp_path / "copy", "cpu")
     for (a, x), (b, y) in zip(before.family.state_dict().items(), after.family.state_dict().items(), strict=True):
         assert a == b
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)

@@ -38,7 +38,7 @@ OVERRIDES = {
 
 # Parts of help texts that several commands share.
 _MODEL = "run folder, exported folder, Hub id or bundled model (default: the bundled {})"
-_WRITER, _FILLER = _MODEL.format("star-hard-mini"), _MODEL.format("stories-mini")
+_WRITER, _FILLER = _MODEL.format("star-hard-mini"), _MODEL.format("english")
 _TEXTS = "file of texts, .txt or .jsonl, also with .gz, .xz or .zst"
 _FIELD = "field of a .jsonl file that holds the text"
 _DECODE = "--decode.KEY VALUE changes a decoding setting, e.g. --decode.temperature 0.8 --decode.position_top_k 0."

@@ -36,10 +36,10 @@ _BATCH = 64  # sequences written at once
 
 
 def load_model(args: Namespace) -> Model:
-    from insertlm.model import BUNDLED, load
+    from insertlm.model import GRAPHS, load
 
     return load(
-        BUNDLED if args.model is None else args.model, args.device, checkpoint=getattr(args, "checkpoint", "last")
+        GRAPHS if args.model is None else args.model, args.device, checkpoint=getattr(args, "checkpoint", "last")
     )
 
 

@@ -83,9 +83,9 @@ def _file_hint(text: str) -> str:
 
 def _fill_in(requests: Sequence[Request], args: Namespace) -> list[Infilling]:
     from insertlm.core.progress import progress_bar
-    from insertlm.model import STORIES, load
+    from insertlm.model import ENGLISH, load
 
-    model = load(STORIES if args.model is None else args.model, args.device)
+    model = load(ENGLISH if args.model is None else args.model, args.device)
     with progress_bar("infilling", len(requests)) as advance:
         return model.fill(requests, model.settings(args.overrides), args.seed, progress=advance)
 

@@ -25,11 +25,11 @@ __all__ = ["plot_graph", "plot_puzzle", "plot_training", "plot_trajectory"]
 
 
 def plot_trajectory(args: Namespace) -> None:
-    from insertlm.model import BUNDLED, load
+    from insertlm.model import GRAPHS, load
     from insertlm.plots import Panel, check_place, comparison_figure, save
 
     check_place(args.out)
-    places = args.models or [BUNDLED]
+    places = args.models or [GRAPHS]
     models = [load(place, args.device) for place in places]
     titles = labels_of([model.recipe for model in models], places) if len(models) > 1 else [""]
     asked = [fresh_prompts(model.recipe.task, args.count, args.seed) for model in models]

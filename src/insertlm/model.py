@@ -22,7 +22,7 @@ from insertlm.inference.score import Completion, Likelihood, Score
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.infill import drafts
-from insertlm.infill.drafts import InfillDraft, PlainDraft
+from insertlm.infill.drafts import BestOf, InfillDraft, PlainDraft
 from insertlm.infill.requests import Given, Lengths, Request
 from insertlm.infill.results import Infilling
 from insertlm.infill.stream import Stream
@@ -279,7 +279,7 @@ class Model:
             raise InsertlmError(f"expected a prompt as text, got {shown(prompt)}")
         return self.recipe.task.parse_prompt(prompt)
 
-    def begin_infill(self, requests: Sequence[Request], settings: DecodeConfig, seed: int = 0) -> list[InfillDraft]:
+    def begin_infill(self, requests: Sequence[Request], settings: DecodeConfig, seed: int = 0) -> list[InfillDraft | BestOf]:
         """A draft for every request, the i-th with the seed `seed + i`. Refuses requests that cannot be met."""
         return drafts.begin(self.family, self.text_tokenizer, requests, settings, seed)
 

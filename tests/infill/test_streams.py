@@ -90,7 +90,7 @@ def test_results_come_in_the_order_asked_for(few: Family) -> None:
 
 def test_an_event_tells_all_of_its_insertion() -> None:
     insertions = [Insertion(2, 0, ord("a"), -0.5, 0.25), Insertion(2, 0, ord("b"), -1.0, None)]
-    events, result = PlainDraft(Prompt([]), Letters()).see(Progress(7, insertions, None), 3)
+    events, result, _ = PlainDraft(Prompt([]), Letters()).see(Progress(7, insertions, None), 3)
     assert result is None
     assert events == [
         Event(3, 0, 2, 0, 97, "a", math.exp(-0.5), 0.25),

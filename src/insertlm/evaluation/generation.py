@@ -16,7 +16,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.evaluation.journal import Journal, key_of
 from insertlm.families.base import Family
 from insertlm.inference.settings import DecodeConfig, Prompt
-from insertlm.infill.drafts import InfillDraft
+from insertlm.infill.drafts import BestOf, InfillDraft
 from insertlm.infill.requests import Request
 from insertlm.infill.stream import Stream
 from insertlm.model import Model
@@ -106,7 +106,7 @@ def _fill_batch(
     model: Model, requests: Sequence[Request], settings: DecodeConfig, seed: int, keys: Sequence[str], journal: Journal
 ) -> None:
     """Write the texts that the journal does not have."""
-    begun: list[tuple[str, InfillDraft]] = []
+    begun: list[tuple[str, InfillDraft | BestOf]] = []
     for number, (key, request) in enumerate(zip(keys, requests, strict=True)):
         if key not in journal:
             try:

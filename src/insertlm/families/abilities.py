@@ -24,6 +24,7 @@ class Abilities:
     decides_length: bool = True  # it decides how many tokens a gap needs, and so can continue a text
     takes_hints: bool = False  # it has learnt what "about N words" means for a blank
     appends: bool = False  # it writes at the end of the text only
+    weighs_texts: bool = False  # decode.best_of: likelihoods of texts and of fills are exact, and cost one pass
     left_to_right: bool = False  # within a blank it writes from left to right, so a token is final once it is written
 
     def check(self, settings: DecodeConfig) -> None:
@@ -32,6 +33,10 @@ class Abilities:
             raise InsertlmError(f"decode.order: expected {' or '.join(known)}, got {settings.order}")
         if settings.parallel != 1 and not self.parallel:
             raise InsertlmError(f"decode.parallel: this family writes one token a step, got {settings.parallel}")
+        if settings.best_of != 1 and not self.weighs_texts:
+            raise InsertlmError(
+                f"decode.best_of: this family has no exact likelihoods to choose by; expected 1, got {settings.best_of}"
+            )
         if settings.confidence and not self.confidence:
             raise InsertlmError(
                 f"decode.confidence: this family has no use for it; expected 0, got {settings.confidence}"

@@ -113,7 +113,7 @@ def pack(rows: Rows, noise: Noise, capacity: int | None = None) -> Packed:
 
 class ARM(Sequential):
     framing = 1  # <bos>
-    abilities = Abilities(appends=True, left_to_right=True)
+    abilities = Abilities(appends=True, left_to_right=True, weighs_texts=True)
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
         super().__init__(model, tokenizer)

@@ -108,7 +108,12 @@ class FillConfig(FamilyConfig, frozen=True, kw_only=True, tag="fill"):
 class Filler(Sequential):
     framing = 1 + 2 * MOST
     abilities = Abilities(
-        parallel=True, stop_threshold=True, supports_constraints=True, takes_hints=True, left_to_right=True
+        parallel=True,
+        stop_threshold=True,
+        supports_constraints=True,
+        takes_hints=True,
+        weighs_texts=True,
+        left_to_right=True,
     )
     traits: Tensor
 

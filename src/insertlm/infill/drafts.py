@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from insertlm.core.errors import InsertlmError
@@ -36,10 +37,12 @@ from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.trajectory import Insertion, Trajectory
 from insertlm.infill.requests import EncodedRequest, Request
 from insertlm.infill.results import Infilling
+from insertlm.infill.weighing import likeliest
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["Draft", "Event", "InfillDraft", "PlainDraft", "begin"]
+__all__ = ["BestOf", "Draft", "Event", "InfillDraft", "PlainDraft", "Seen", "begin"]
 
+_APART = 40  # bits between the seeds of drafts of which one is kept; below are those of samples and of attempts
 _ATTEMPTS = 50  # how often a sample is written before banned words count as unavoidable
 
 Result = TypeVar("Result")
@@ -64,10 +67,19 @@ class Event(NamedTuple):
     stop_probability: float | None
 
 
+class Seen(NamedTuple, Generic[Result]):
+    """What a step did to a draft. events: to show now   result: if that was its end
+    again: what to write now, because the text that has just ended is not kept"""
+
+    events: list[Event]
+    result: Result | None = None
+    again: Prompt | None = None
+
+
 class Draft(ABC, Generic[Result]):
     """A text that is being written.
 
-    prompt: what to decode   cells: the given text, cut wherever tokens may be inserted
+    prompt: what to decode   prompts: all that is to be written side by side   cells: the given text, cut wherever tokens may be inserted
     gaps: the ranks of these cuts; both are empty if nothing is given   held: nothing is shown before the end
     """
 
@@ -78,18 +90,23 @@ class Draft(ABC, Generic[Result]):
         self._before = {gap: number for number, gap in enumerate(gaps, start=1)}
         self._given = [True] * len(prompt.start)
 
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [self.prompt]
+
     @abstractmethod
     def finish(self, trajectory: Trajectory) -> Result | None:
         """The result. None: the text must be written again, from `prompt`, which has changed."""
 
-    def see(self, progress: Progress, sample: int = 0) -> tuple[list[Event], Result | None]:
-        """The events to show after a step, and the result if it was the last."""
+    def see(self, progress: Progress, sample: int = 0, number: int = 0) -> Seen[Result]:
+        """What a step did to the text of prompt `number`. sample: the number of the draft, for its events"""
         if progress.ended is None:
-            return [] if self.held else self._show(progress.events, sample), None
+            return Seen([] if self.held else self._show(progress.events, sample))
         result = self.finish(progress.ended)
+        if result is None:
+            return Seen([], again=self.prompt)
         # A held draft shows all its events now, since only the last attempt is the text.
-        late = progress.ended.events if self.held and result is not None else []
-        return self._show(late, sample), result
+        return Seen(self._show(progress.ended.events if self.held else [], sample), result)
 
     def _show(self, insertions: Sequence[Insertion], sample: int) -> list[Event]:
         return [self._event(insertion, sample) for insertion in insertions]
@@ -139,9 +156,39 @@ class InfillDraft(Draft[Infilling]):
         return None
 
 
+class BestOf(Draft[Infilling]):
+    """Several drafts of one sample, written side by side, of which the best is kept. Nothing is shown before."""
+
+    def __init__(self, drafts: Sequence[InfillDraft], choose: Callable[[Sequence[Infilling]], int]) -> None:
+        first = drafts[0]
+        super().__init__(first.prompt, first.tokenizer, first.cells, sorted(first.given.places))
+        self.given, self.held = first.given, True
+        self._drafts, self._choose = drafts, choose
+        self._seen: dict[int, tuple[list[Event], Infilling]] = {}
+        for draft in drafts:
+            draft.held = True
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [draft.prompt for draft in self._drafts]
+
+    def finish(self, trajectory: Trajectory) -> Infilling | None:
+        raise AssertionError("its drafts are finished one by one")
+
+    def see(self, progress: Progress, sample: int = 0, number: int = 0) -> Seen[Infilling]:
+        events, result, again = self._drafts[number].see(progress, sample)
+        if result is None:
+            return Seen([], again=again)
+        self._seen[number] = events, result
+        if len(self._seen) < len(self._drafts):
+            return Seen([])
+        seen = [self._seen[number] for number in range(len(self._drafts))]
+        return Seen(*seen[self._choose([result for _, result in seen])])
+
+
 def begin(
     family: Family, tokenizer: Tokenizer, requests: Sequence[Request], settings: DecodeConfig, seed: int
-) -> list[InfillDraft]:
+) -> list[InfillDraft | BestOf]:
     """A draft for every request, the i-th with the seed `seed + i`."""
     encoded: dict[int, EncodedRequest] = {}  # by identity: samples of one request are encoded once
     for number, request in enumerate(requests, start=1):
@@ -151,4 +198,11 @@ def begin(
             except InsertlmError as error:
                 where = f"text {number}: " if requests[0] is not requests[-1] else ""
                 raise InsertlmError(f"{where}{error}") from error
-    return [InfillDraft(encoded[id(request)], request, tokenizer, seed + i) for i, request in enumerate(requests)]
+    choose = partial(likeliest, family, tokenizer)
+
+    def draft(request: Request, seed: int) -> InfillDraft | BestOf:
+        seeds = [seed + (number << _APART) for number in range(settings.best_of)]
+        drafts = [InfillDraft(encoded[id(request)], request, tokenizer, each) for each in seeds]
+        return drafts[0] if len(drafts) == 1 else BestOf(drafts, choose)
+
+    return [draft(request, seed + i) for i, request in enumerate(requests)]

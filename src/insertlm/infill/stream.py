@@ -54,16 +54,17 @@ class Stream(Generic[Result]):
         settings: DecodeConfig,
         progress: Callable[[int], None],
     ) -> Iterator[Event]:
-        keys = scheduler.submit([draft.prompt for draft in drafts], settings)
-        numbers = {key: number for number, key in enumerate(keys)}
+        places = [(number, which) for number, draft in enumerate(drafts) for which in range(len(draft.prompts))]
+        keys = scheduler.submit([prompt for draft in drafts for prompt in draft.prompts], settings)
+        place_of = dict(zip(keys, places, strict=True))
         while len(scheduler):
             for each in scheduler.advance():
-                number = numbers.pop(each.key) if each.ended else numbers[each.key]
-                events, result = drafts[number].see(each, number)
+                number, which = place_of.pop(each.key) if each.ended else place_of[each.key]
+                events, result, again = drafts[number].see(each, number, which)
                 yield from events
                 if result is not None:
                     self._done[number] = result
-                elif each.ended is not None:  # to be written again, see Draft.finish
-                    [key] = scheduler.submit([drafts[number].prompt], settings, first=True)
-                    numbers[key] = number
+                if again is not None:
+                    [key] = scheduler.submit([again], settings, first=True)
+                    place_of[key] = number, which
             progress(len(self._done))

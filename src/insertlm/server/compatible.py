@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from insertlm.infill.drafts import Event, InfillDraft
+from insertlm.infill.drafts import BestOf, Event, InfillDraft
 from insertlm.infill.requests import Request as InfillRequest
 from insertlm.infill.results import Infilling
 from insertlm.server.errors import invalid
@@ -103,7 +103,7 @@ async def _results(running: RunningRequest, request: Request) -> list[Infilling]
 class _GrowingFill:
     """The fill of a draft while it grows from left to right. stops: strings before the first of which it is cut off"""
 
-    def __init__(self, draft: InfillDraft, stops: Sequence[str]) -> None:
+    def __init__(self, draft: InfillDraft | BestOf, stops: Sequence[str]) -> None:
         self.draft, self.stops, self.ids, self.sent = draft, [stop for stop in stops if stop], list[int](), ""
         # So many characters at the end may be the beginning of a stop, so they are kept back.
         self.keep = max(map(len, self.stops), default=1) - 1

@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from insertlm.core.errors import InsertlmError
 from insertlm.inference.settings import DecodeConfig
-from insertlm.infill.drafts import InfillDraft, PlainDraft
+from insertlm.infill.drafts import BestOf, InfillDraft, PlainDraft
 from insertlm.infill.requests import Request
 from insertlm.model import Model
 from insertlm.server.errors import RefusedError, invalid
@@ -77,7 +77,7 @@ class Registry:
         changes: dict[str, Any],
         receive: Receive,
         watched: bool = True,
-    ) -> tuple[RunningRequest, list[InfillDraft]]:
+    ) -> tuple[RunningRequest, list[InfillDraft | BestOf]]:
         """Start to fill in blanks. changes: of keys in the recipe's `decode` section, None where there is none
         receive: tells whether the client is still connected   watched: whether to report single insertions"""
         for request in requests:

@@ -83,13 +83,15 @@ def native_routes(registry: Registry) -> APIRouter:
         """Fill in all blanks of a text together.
 
         With `stream` the answer is server-sent events: `start` with the given text as a list of cells, an `insertion`
-        for every token as it is written, and `done` with the whole answer, or `error`. A request with banned words
-        streams its insertions once the text is done, because the text may have to be written again. Several `samples`
+        for every token as it is written, and `done` with the whole answer, or `error`. A request with banned words,
+        or with `best_of`, streams its insertions once the text is done, because another one may be kept. Several `samples`
         are written together: the insertions of all come in one stream, each with the number of its sample.
         """
         one = registry.find(body.model, "text")
         if body.samples > (most := registry.limits.samples):
             raise invalid(f"expected at most {most} texts of one request, got {body.samples}", "samples")
+        if (body.best_of or 1) > most:
+            raise invalid(f"expected at most {most} drafts of a text, got {body.best_of}", "best_of")
         lengths = (body.min_length, body.max_length)
         asked = InfillRequest(
             body.text,
@@ -102,7 +104,7 @@ def native_routes(registry: Registry) -> APIRouter:
             choices=body.choices,
         )
         # The names of these fields are those of the decode section; null leaves the recipe's value.
-        changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold", "order"})
+        changes = body.model_dump(include={"temperature", "top_p", "top_k", "stop_threshold", "order", "best_of"})
         changes["max_tokens"] = body.max_tokens
         running, drafts = await registry.infill(one, [asked] * body.samples, body.seed, changes, request.receive)
         return await _answer(running, drafts[0], request, body.stream, answer_head("infill", one), _filled)

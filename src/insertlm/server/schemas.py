@@ -120,6 +120,9 @@ class InfillBody(_StrictBody):
     top_p: Share | None = None
     top_k: Length | None = None
     stop_threshold: Threshold | None = None
+    best_of: Annotated[int, Field(ge=1, le=_MOST), _NUMBER] | None = Field(
+        None, description="so many drafts of each text are written side by side, and the likeliest as a whole is kept"
+    )
     order: Text | None = Field(
         None, description="which place is written next: auto, or one of the model's `orders` in /v1/models"
     )

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
 from insertlm.inference.scheduler import Progress, Scheduler
-from insertlm.inference.settings import DecodeConfig
+from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.infill.drafts import Draft, Event
 from insertlm.server.errors import RefusedError, invalid
 
@@ -57,6 +57,14 @@ class Job:
     results: dict[int, Any] = field(default_factory=dict)
 
 
+class _Place(NamedTuple):
+    """Whose text it is: of the draft of that number, its prompt number `which`."""
+
+    job: Job
+    number: int
+    which: int
+
+
 class Worker:
     """Writes the texts of one model. concurrent: how many run at once   queue: how many more may wait"""
 
@@ -67,7 +75,7 @@ class Worker:
         self._jobs: set[Job] = set()  # all that are not done
         self._new: list[Job] = []  # of these, the ones that the thread has not seen yet
         self._gone: list[Job] = []  # and the ones whose clients have left
-        self._texts: dict[int, tuple[Job, int]] = {}  # by the scheduler's key
+        self._texts: dict[int, _Place] = {}  # by the scheduler's key
         self._changed = threading.Condition()
         self._closing = False
         self._name = f"insertlm-{name}"
@@ -80,7 +88,8 @@ class Worker:
     @property
     def waiting(self) -> int:
         with self._changed:
-            return sum(len(job.drafts) - len(job.results) for job in self._jobs) - self.running
+            new = sum(len(draft.prompts) for job in self._new for draft in job.drafts)
+            return new + len(self._scheduler) - self.running
 
     @property
     def alive(self) -> bool:
@@ -139,26 +148,30 @@ class Worker:
             self.cancelled += 1
         for job in new:
             if job not in gone:
-                self._queue(job, range(len(job.drafts)))
-        for job in {self._texts[key][0] for key in self._scheduler.admit()}:
+                drafts = enumerate(job.drafts)
+                self._queue(
+                    {_Place(job, n, k): prompt for n, draft in drafts for k, prompt in enumerate(draft.prompts)}
+                )
+        for job in {self._texts[key].job for key in self._scheduler.admit()}:
             if not job.begun:
                 job.begun = True
                 job.tell(Began())
 
-    def _queue(self, job: Job, numbers: Sequence[int], *, first: bool = False) -> None:
+    def _queue(self, prompts: Mapping[_Place, Prompt], *, first: bool = False) -> None:
+        """Of one job."""
+        job = next(iter(prompts)).job
         try:
-            prompts = [job.drafts[number].prompt for number in numbers]
-            keys = self._scheduler.submit(prompts, job.settings, first=first)
+            keys = self._scheduler.submit([*prompts.values()], job.settings, first=first)
         except Exception as error:
             self._fail(job, error)
         else:
-            self._texts |= {key: (job, number) for key, number in zip(keys, numbers, strict=True)}
+            self._texts |= zip(keys, prompts, strict=True)
 
     def _advance(self) -> None:
         try:
             progress = self._scheduler.advance()
         except Exception as error:  # it is unknown which text caused it, so all that run have failed
-            for job in {self._texts[key][0] for key in self._scheduler.abandon()}:
+            for job in {self._texts[key].job for key in self._scheduler.abandon()}:
                 self._fail(job, error)
             return
         self.steps += bool(progress)
@@ -169,9 +182,9 @@ class Worker:
         self.tokens += len(progress.events)
         if progress.key not in self._texts:  # another text of the job has failed
             return
-        job, number = self._texts[progress.key]
+        place = job, number, which = self._texts[progress.key]
         try:
-            events, result = job.drafts[number].see(progress, number)
+            events, result, again = job.drafts[number].see(progress, number, which)
         except Exception as error:
             self._fail(job, error)
             return
@@ -180,8 +193,9 @@ class Worker:
         if progress.ended is None:
             return
         del self._texts[progress.key]
+        if again is not None:
+            self._queue({place: again}, first=True)
         if result is None:
-            self._queue(job, [number], first=True)
             return
         job.results[number] = result
         if len(job.results) == len(job.drafts):
@@ -189,7 +203,7 @@ class Worker:
             job.tell(Ended([job.results[number] for number in range(len(job.drafts))]))
 
     def _drop(self, job: Job) -> None:
-        for key in [key for key, (other, _) in self._texts.items() if other is job]:
+        for key in [key for key, place in self._texts.items() if place.job is job]:
             self._scheduler.cancel(key)
             del self._texts[key]
         with self._changed:

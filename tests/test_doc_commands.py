@@ -177,16 +177,16 @@ def save_untrained(folder: Path, tree: dict[str, Any]) -> None:
     save_file(build_family(recipe).state_dict(), folder / "model.safetensors")
 
 
-def save_model(folder: Path, family: str = "ilm") -> None:
+def save_model(folder: Path, family: str = "ilm", max_steps: int = 6) -> None:
     """A model of text."""
     folder.mkdir(parents=True)
     train_bpe(STORIES, 300).save(folder / "tokenizer.json")
     tree = {
         "task": {"name": "text", "train": "a.jsonl", "tokenizer": str(folder / "tokenizer.json"), "block": 150},
-        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "max_length": 160},
-        "family": {"name": family, **({"block": 150} if family == "mdm" else {})},
+        "model": {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "max_length": 260},
+        "family": {"name": family, **{"mdm": {"block": 150}, "fill": {"jump": 8}}.get(family, {})},
         "train": {"steps": 2},
-        "decode": {"max_steps": 6},
+        "decode": {"max_steps": max_steps},
     }
     save_untrained(folder, tree)
 
@@ -203,9 +203,10 @@ GIVEN: dict[str, dict[str, Callable[[Path], object]]] = {
     "README.md": {"runs/stories_small-ilm": save_model},
     "text.md": {"MY_STORIES.jsonl": save_texts},
     "infilling.md": {
-        "MODEL": lambda folder: save_model(folder, "fill"),
+        "MODEL": save_model,
         "MDM": lambda folder: save_model(folder, "mdm"),
         "runs/stories_small-ilm": save_model,
+        "runs/english-fill": lambda folder: save_model(folder, "fill", max_steps=60),
         "story.txt": lambda path: path.write_text("Lily found ___.\n"),
         "lm1b-test.txt": save_texts,
         "tinystories-test.jsonl": save_texts,

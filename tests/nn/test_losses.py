@@ -106,7 +106,7 @@ def test_half_precision_on_a_cpu_is_close(monkeypatch: pytest.MonkeyPatch, chunk
     total = expected[0] @ of_mass + expected[1] @ of_score
     for a, b in zip(gradients, torch.autograd.grad(total, operands), strict=True):
         assert a.dtype == torch.float32
-        assert float((a - b).norm() / b.norm()) < 1e-2
+        assert float((a - b).norm() / b.norm()) < 2e-2
 
 
 @needs_cuda

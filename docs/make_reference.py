@@ -52,7 +52,7 @@ def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 def commands() -> str:
     lines = ["# Commands", "", MADE, ""]
-    lines += ["`insertlm COMMAND --help` prints the same. A mistake ends in one line and exit code 2.", ""]
+    lines += ["`--help` behind a command prints the same. A mistake ends in one line and exit code 2.", ""]
     for name, command, summary in subcommands(parser()):
         lines += [f"## insertlm {name}", "", command.description or f"{summary[0].upper()}{summary[1:]}.", ""]
         if rows := [*arguments(command)]:

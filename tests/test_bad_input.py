@@ -26,6 +26,7 @@ model: {layers: 2, width: 16, heads: 2, hidden: 32}
 train: {steps: 4, batch_size: 8, log_every: 1, save_every: 2, keep: 2}
 decode: {max_steps: 8}
 """
+DATASETS = "star-easy, star-medium, star-hard, zebra, sudoku"
 Complaint = Callable[..., str]
 
 
@@ -91,7 +92,7 @@ def newest() -> Path:
         ("evaluate", "the following arguments are required: RUN"),
         ("plot", "the following arguments are required: PLOT"),
         ("data", "the following arguments are required: NAME"),
-        ("data star-hrad", "unknown dataset 'star-hrad'; expected one of star-easy, star-medium, star-hard, zebra"),
+        ("data star-hrad", f"unknown dataset 'star-hrad'; expected one of {DATASETS}"),
         ("solve", "the following arguments are required: FILE"),
         ("solve none.txt", "none.txt: cannot be read: No such file or directory"),
         ("solve run", "run: cannot be read: Is a directory"),
@@ -129,7 +130,7 @@ def newest() -> Path:
         ("evaluate run --batch-size 0", "argument --batch-size: expected a whole number of at least 1, got '0'"),
         ("evaluate run --out none/x.json", "cannot write none/x.json: there is no folder none"),
         ("evaluate run --out run", "cannot write run: it is a folder"),
-        ("plot graph star", "unknown dataset 'star'; expected one of star-easy, star-medium, star-hard, zebra"),
+        ("plot graph star", f"unknown dataset 'star'; expected one of {DATASETS}"),
         ("plot graph zebra", "zebra: is about puzzles; expected graphs"),
         ("plot graph --out graph.gif", "cannot write graph.gif: unknown suffix '.gif'; expected .png, .svg, .pdf"),
         ("plot graph --out none/x.png", "cannot write none/x.png: there is no folder none"),

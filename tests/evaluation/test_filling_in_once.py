@@ -52,8 +52,11 @@ def model(folder: Path) -> Model:
     return load(folder, "cpu")
 
 
-def without_time(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """But for the time, and the last digits of the log-probability: they depend on how many texts are in a batch."""
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == {**theirs, "seconds": mine["seconds"], "log_probability": mine["log_probability"]}
+        assert mine["log_probability"] == pytest.approx(theirs["log_probability"], abs=1e-5)
 
 
 def test_a_stopped_call_goes_on_and_writes_the_same(
@@ -89,7 +92,7 @@ def test_a_stopped_call_goes_on_and_writes_the_same(
 
     monkeypatch.setattr(Model, "begin_infill", count)
     with Journal(tmp_path / "j.jsonl") as journal:
-        assert without_time(fill_once(model, requests, settings, 5, journal)) == without_time(whole)
+        assert_same(fill_once(model, requests, settings, 5, journal), whole)
     assert written == [11]  # the seventh alone
     with Journal(tmp_path / "j.jsonl") as journal:
         other = fill_once(model, requests, model.settings(temperature=0.0), 5, journal)

@@ -105,7 +105,8 @@ def test_a_limit_is_named_in_words_of_python(models: dict[str, Model]) -> None:
     limits: list[dict[str, Any]] = [{"max_length": 2}, {"max_tokens": 3}, {"max_steps": 1}]
     notes = [ilm.infill("a ___ b", stop_threshold=1.0, **limit)[0].note for limit in limits]
     assert notes == [
-        "it was ended by max_length after 2 tokens; raise it for longer fills",
+        "it was ended by the most of a blank (max_length, or what the text says of it) after 2 tokens; "
+        "raise it for longer fills",
         "it reached max_tokens after 3 tokens; raise it for a longer text",
         "it reached max_steps after 1 token; for a longer text raise it, or give max_tokens",
     ]

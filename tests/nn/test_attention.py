@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from insertlm.core.packing import Packing, Segments
+from insertlm.nn import attention as module
 from insertlm.nn.attention import (
     Attention,
     Backend,
@@ -177,10 +178,43 @@ def test_causal_is_an_order(softmax_attention: Softmax) -> None:
     assert_same([PackedAttention(segments, causal=True)(0, *x)], [ordered(0, *x)])
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.sampled_from(KINDS), seeds, st.booleans())
+def test_one_segment_after_the_other_is_the_plain_formula(
+    softmax_attention: Softmax, lengths: list[int], kind: str, seed: int, shared: bool
+) -> None:
+    """Its softmax is in float32."""
+    attention = sight_of(kind, lengths, seed)
+    x = qkv(sum(lengths), seed, heads=(6, 2) if shared else (2, 2))
+    expected = softmax_attention(*x, dense_mask(attention, sum(lengths)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "choose_backend", lambda *_: Backend.EACH)
+        found = attention(0, *x)
+    assert_same(value_and_gradients(found, x), value_and_gradients(expected, x), 1e-4)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_in_half_precision_on_a_cpu_is_the_plain_formula(
+    softmax_attention: Softmax, kind: str, heads: tuple[int, int]
+) -> None:
+    lengths = [3, 40, 0, 1, 17]
+    attention, half = sight_of(kind, lengths, 0), qkv(sum(lengths), 0, dim=16, dtype=torch.bfloat16, heads=heads)
+    assert choose_backend(half[0], attention) is Backend.EACH
+    q, k, v = (x.detach().float().requires_grad_() for x in half)
+    found = value_and_gradients(attention(0, *half), half)
+    expected = value_and_gradients(softmax_attention(q, k, v, dense_mask(attention, sum(lengths))), (q, k, v))
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.bfloat16
+        assert float((a.float() - b).norm() / b.norm()) < 2e-2
+
+
 def test_the_backend_is_chosen_in_one_place() -> None:
-    """By precision, device, heads and sight; on a CPU there is one."""
+    """By precision, device, heads and sight; on a CPU also by length and by whether gradients are wanted."""
+    full, half = (qkv(1, 0, dtype=dtype)[0] for dtype in (torch.float64, torch.bfloat16))
     for kind in KINDS:
-        assert choose_backend(qkv(1, 0)[0], sight_of(kind, [3], 0)) is Backend.SDPA
+        short, long = sight_of(kind, [3], 0), sight_of(kind, [1000], 0)
+        found = [choose_backend(*each) for each in ((full, short), (half, short), (half.detach(), short), (half, long))]
+        assert found == [Backend.SDPA, Backend.EACH, Backend.SDPA, Backend.SDPA]
 
 
 @given(
@@ -247,9 +281,13 @@ def test_a_recorder_keeps_keys_and_values_of_every_layer() -> None:
         assert torch.equal(v, expected_v)
 
 
+@pytest.mark.parametrize("backend", [Backend.SDPA, Backend.EACH])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spare", [0, 1, 5, 17])
-def test_a_spare_tail_changes_nothing_and_stays_finite(spare: int, causal: bool) -> None:
+def test_a_spare_tail_changes_nothing_and_stays_finite(
+    spare: int, causal: bool, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "choose_backend", lambda *_: backend)
     keep = torch.tensor([[True, True, False, True], [True, False, False, False], [False, True, True, True]])
     tight, roomy = Packing(keep), Packing(keep, 7 + spare)
     x = qkv(7 + spare, 3)

@@ -82,13 +82,31 @@ def test_types_stay(dtype: torch.dtype) -> None:
     assert {x.dtype for x in (*found, *gradients)} == {dtype}
 
 
-def test_half_precision_on_a_cpu_stops_before_the_loss() -> None:
+def test_a_loss_that_is_only_measured_is_in_full_precision_on_a_cpu() -> None:
     hidden, unembedding = (x.detach().float() for x in drawn(5, 7, 8, seed=0))
     row, token = cells(5, 7, 4, seed=0)
     with torch.autocast("cpu", torch.bfloat16):
         found = slot_scores(hidden, unembedding, row, token)
     for a, b in zip(found, dense(hidden, unembedding, row, token), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("chunk", [3000, 1 << 25])
+def test_half_precision_on_a_cpu_is_close(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", {"cpu": chunk})
+    operands = tuple((x.detach() / 3).float().requires_grad_() for x in drawn(40, 301, 64, seed=0))
+    where, (of_mass, of_score) = cells(40, 301, 80, seed=0), (x.float() for x in weights(40, 80, seed=0))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = slot_scores(*operands, *where)
+    expected = dense(*operands, *where)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=3e-2)
+    assert not torch.allclose(found[1], expected[1], rtol=0, atol=1e-4)  # else its products were in float32
+    gradients = torch.autograd.grad(found[0] @ of_mass + found[1] @ of_score, operands)
+    total = expected[0] @ of_mass + expected[1] @ of_score
+    for a, b in zip(gradients, torch.autograd.grad(total, operands), strict=True):
+        assert a.dtype == torch.float32
+        assert float((a - b).norm() / b.norm()) < 2e-2
 
 
 @needs_cuda
@@ -116,20 +134,22 @@ def test_half_precision_is_as_good_as_its_operands(
         assert float((a.double() - b).norm() / b.norm()) < 1e-2
 
 
-@needs_cuda
 @pytest.mark.parametrize("share", [1.0, 1 / 7, 0.3])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_certain_token_has_no_gradient_left(compiled: bool, share: float) -> None:
+@pytest.mark.parametrize(
+    ("device", "compiled"),
+    [("cpu", False), pytest.param("cuda", False, marks=needs_cuda), pytest.param("cuda", True, marks=needs_cuda)],
+)
+def test_a_certain_token_has_no_gradient_left(device: str, compiled: bool, share: float) -> None:
     """Whatever it weighs, rounded or not."""
 
     def loss(hidden: Tensor, unembedding: Tensor, row: Tensor, token: Tensor) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             mass, score = slot_scores(hidden, unembedding, row, token)
         return share * (mass - score).sum()
 
-    hidden, unembedding = (x.detach().float().cuda() for x in drawn(4, 9, 64, seed=3))
+    hidden, unembedding = (x.detach().float().to(device) for x in drawn(4, 9, 64, seed=3))
     hidden = (unembedding[0] + 0.01 * hidden).requires_grad_()  # about 60 for the first word, at most 30 for others
-    row = torch.arange(4, device="cuda")
+    row = torch.arange(4, device=device)
     run = torch.compile(loss) if compiled else loss
     gradients = torch.autograd.grad(
         run(hidden, unembedding.requires_grad_(), row, torch.zeros_like(row)), (hidden, unembedding)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import yaml
@@ -15,10 +15,9 @@ import yaml
 from insertlm.cli.main import main
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import write_durably
-from insertlm.families.ilm import IlmConfig
 from insertlm.model import load
 from insertlm.release import folder as module
-from insertlm.release.folder import check_exportable, export
+from insertlm.release.folder import export
 from insertlm.storage.hub import FILES
 
 
@@ -63,10 +62,14 @@ def test_no_folder_of_this_machine_is_named(exported: Path) -> None:
 
 
 def test_the_code_imports_torch_and_transformers_alone() -> None:
-    lines = module._CODE.read_text(encoding="utf-8").splitlines()
-    found = {line.split()[1].partition(".")[0] for line in lines if line.startswith(("import ", "from "))}
-    standard = {"__future__", "re", "unicodedata", "collections", "dataclasses", "typing"}
-    assert found - standard == {"torch", "transformers"}
+    """And what lies beside it in the exported folder."""
+    files = {module._CODE.name, *module._BESIDE}
+    code = "".join(module._CODE.with_name(name).read_text(encoding="utf-8") for name in files)
+    found = {line.split()[1] for line in code.splitlines() if line.startswith(("import ", "from "))}
+    beside = {name for name in found if name.startswith(".")}
+    assert {f"{name.removeprefix('.')}.py" for name in beside} < files
+    others = {name.partition(".")[0] for name in found - beside}
+    assert others - sys.stdlib_module_names == {"torch", "transformers"}
 
 
 def test_a_run_that_ended_early_says_so(run: Path, tmp_path: Path) -> None:
@@ -79,22 +82,27 @@ def test_a_run_that_ended_early_says_so(run: Path, tmp_path: Path) -> None:
     assert "Training ended early, at step 7 of 20." in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("family", ["arm", "mdm", "it"])
-def test_other_families_are_refused(
-    make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
-) -> None:
-    make_run(tmp_path / "run", family)
+def test_an_mdm_is_refused(make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the others write is compared with the package in test_modeling.py."""
+    make_run(tmp_path / "run", "mdm")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
-    expected = f"insertlm: run: this is a model of the family {family}; only ilm can be exported\n"
-    assert capsys.readouterr().err == expected
+    assert capsys.readouterr().err == (
+        "insertlm: run: this is a model of the family mdm; only fill, ilm, it, arm can be exported: "
+        "an mdm must be told how long every blank is, and its network is another one\n"
+    )
     assert not (tmp_path / "out").exists()
 
 
-def test_gates_are_refused(run: Path) -> None:
-    recipe = load(run, "cpu").recipe
-    gated = msgspec.structs.replace(recipe, family=IlmConfig(stop="slots"))
-    with pytest.raises(InsertlmError, match=r"^run: family\.stop: only models with text can be exported, got slots$"):
-        check_exportable(gated, "run")
+@pytest.mark.parametrize(("family", "keys"), [("fill", {}), ("it", {}), ("arm", {}), ("ilm", {"stop": "slots"})])
+def test_other_families_are_read_back_bit_for_bit(
+    make_run: Callable[..., Path], tmp_path: Path, family: str, keys: dict[str, Any]
+) -> None:
+    ours = load(make_run(tmp_path / "run", family, keys=keys), "cpu")
+    export(ours, tmp_path / "out")
+    theirs = load(tmp_path / "out", "cpu")
+    weights = theirs.family.state_dict()
+    assert all(weights[name].equal(value) for name, value in ours.family.state_dict().items())
+    assert theirs.recipe.family == ours.recipe.family
 
 
 def test_models_of_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

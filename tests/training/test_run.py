@@ -94,6 +94,18 @@ def test_a_run_computes_in_the_precision_of_its_recipe(tmp_path: Path) -> None:
     assert full != half
 
 
+def test_denormal_numbers_are_zero(tmp_path: Path) -> None:
+    """A CPU computes many times slower with them, and averages of gradients shrink to them."""
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot leave them out")
+    assert float(torch.tensor([1e-30]) * 1e-10) > 0
+    try:
+        assert train(recipe_of(steps=1, validate_every=0), tmp_path, CPU, quiet())
+        assert float(torch.tensor([1e-30]) * 1e-10) == 0
+    finally:
+        torch.set_flush_denormal(False)
+
+
 # --- The best checkpoint
 
 

@@ -68,10 +68,9 @@ def make_rule(
     if asked is None:
         return None
     if not family.abilities.left_to_right:
-        instead = "; bound its tokens, {0:3-8 tokens}" if family.abilities.supports_constraints else ""
+        bounded = f"; bound its tokens, {{{field.name}:3-8 tokens}}" if family.abilities.supports_constraints else ""
         raise InsertlmError(
-            f"{{{field.name}}}: only models that write blanks from left to right (fill, arm) keep to {asked}"
-            + instead.format(field.name)
+            f"{{{field.name}}}: only models that write blanks from left to right (fill, arm) keep to {asked}{bounded}"
         )
     if field.choices:
         return _choice(field, family, tokenizer, spaced, banned)

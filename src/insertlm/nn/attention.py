@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _SHORT = 1100  # segments of up to so many rows are faster with our own kernel, measured on stories of 205 tokens
+_EACH = 512  # for backward every pair of rows keeps its weight, which takes too much memory in longer segments
 _HEAD_DIMS = (16, 32, 64)  # sizes of heads that it supports
 
 
@@ -131,8 +132,8 @@ def choose_backend(q: Tensor, attention: PackedAttention) -> Backend:
     """The fastest backend that supports these rows."""
     if not _on_gpu(q):
         # With texts of 50 rows, the longest of 140, torch's kernel on a padded copy takes half of a step on a CPU.
-        learning = q.dtype == torch.bfloat16 and q.requires_grad
-        return Backend.EACH if learning and q.device.type == "cpu" else Backend.SDPA
+        learning = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad
+        return Backend.EACH if learning and attention.segments.longest <= _EACH else Backend.SDPA
     ours = q.shape[-1] in _HEAD_DIMS
     if not attention.plain:
         return Backend.SHORT if ours else Backend.SDPA
@@ -182,12 +183,15 @@ def _attend_each(q: Tensor, k: Tensor, v: Tensor, attention: PackedAttention) ->
     """The formula, without padding. torch's own kernel takes three times as long backward, for segments so short."""
     (_, heads, size), shared = q.shape, k.shape[1]
     mixed = []
-    for queries, keys, values, bias in zip(*(x.split(attention.sizes) for x in (q, k, v)), attention.biases, strict=True):
-        rows = len(queries)
-        each = queries.view(rows, shared, -1, size).permute(1, 2, 0, 3).reshape(shared, -1, size)
+    for queries, keys, values, bias in zip(
+        *(x.split(attention.sizes) for x in (q, k, v)), attention.biases, strict=True
+    ):
+        rows = len(queries)  # 0 in an empty segment, so no size below is left for torch to guess
+        each = queries.view(rows, shared, heads // shared, size).permute(1, 2, 0, 3)
+        each = each.reshape(shared, heads // shared * rows, size)
         scores = each @ keys.permute(1, 2, 0)
         weights = (scores.view(heads, rows, rows).float() * size**-0.5 + bias).softmax(-1).to(v.dtype)
-        sums = weights.view(shared, -1, rows) @ values.transpose(0, 1)
+        sums = weights.view(shared, heads // shared * rows, rows) @ values.transpose(0, 1)
         mixed.append(sums.view(heads, rows, size).transpose(0, 1))
     return torch.cat(mixed)
 

@@ -8,10 +8,10 @@ and recomputes their logits in backward.
 Forward and backward are custom operators, opaque to `torch.compile`. Otherwise it would unroll the loop over chunks for
 one number of rows and recompile for every other.
 
-Under autocast, products take bf16 inputs; on a GPU they return float32, and the rest is one pass over each chunk. The
-gradient of a logit has two terms, from its row's mass and from its own score. They are added before rounding to bf16:
-rounded separately, they would not cancel for a token that is already certain, and the difference would keep moving the
-weights.
+Under autocast, products take bf16 inputs, on a CPU only where gradients are wanted. On a GPU they return float32, and
+the rest is one pass over each chunk; a CPU rounds what they return to bf16. The gradient of a logit has two terms, from
+its row's mass and from its own score. They are added before rounding to bf16: rounded separately, they would not cancel
+for a token that is already certain, and the difference would keep moving the weights.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Design choices:
 - What is given is `<bos> text`, with `<mask>` wherever a blank is. It sees itself and no fill. A fill begins with an
-  opening token (<stop>, or one for a hint of about so many words), which stands at the position of its blank; its tokens
-  stand at the following ones. Rows of fills see all that is given and all rows of fills before them. So no row that is
-  computed ever changes, and keys and values are kept.
+  opening token (<stop>, or one for a hint of about so many words), which stands at the position of its blank; its
+  tokens stand at the following ones. Rows of fills see all that is given and all rows of fills before them. So no row
+  that is computed ever changes, and keys and values are kept.
 - The end of a blank is decided apart from its words: drawn with the probability that the model gives it, or at
   temperature 0 by `stop_threshold`.
 - Limits are budgets. A blank that may have no more tokens is cut back to where its end was likeliest, among the last

@@ -254,7 +254,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights that are not those of the export are refused, and those that are no numbers."""
+        """As in transformers, but weights that are no numbers, or not those of the export, are refused."""
         hub = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
         _check_sums(name, {key: kwargs[key] for key in hub if kwargs.get(key) is not None})
         found = super().from_pretrained(name, *args, **kwargs)

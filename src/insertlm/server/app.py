@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from html import escape
 from importlib.metadata import PackageNotFoundError, metadata
 from importlib.resources import files
@@ -13,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.staticfiles import NotModifiedResponse
 
 from insertlm.core.version import VERSION
 from insertlm.model import Model
@@ -172,9 +174,12 @@ def _page_route(repository: str | None) -> Callable[[Request], Awaitable[Respons
     """The page, with a link to the source if it is known where that is."""
     link = f'<a href="{escape(repository)}">Source</a>' if repository else ""
     html = (_PAGE / "index.html").read_text(encoding="utf-8").replace("<!-- repository -->", link)
+    tag, folder = f'"{sha256(html.encode()).hexdigest()}"', StaticFiles(directory=_PAGE)
 
     async def give(request: Request) -> Response:
-        return HTMLResponse(html)
+        page = HTMLResponse(html, headers={"etag": tag})
+        known = folder.is_not_modified(page.headers, request.headers)
+        return NotModifiedResponse(page.headers) if known else page
 
     return give
 

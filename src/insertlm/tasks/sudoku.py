@@ -58,9 +58,9 @@ class Sudoku(Task, frozen=True, kw_only=True, tag="sudoku"):
 
     min_givens: Annotated[int, msgspec.Meta(ge=17, le=80)] = 17  # no puzzle has fewer than 17
     train: Count = 1_000_000  # examples per split
-    validation: Count = 1_000
-    test: Count = 10_000
-    seed: Index = 1
+    validation: Count = 1_000  # examples
+    test: Count = 10_000  # examples
+    seed: Index = 1  # of the puzzles
 
     @property
     def tokenizer(self) -> WordTokenizer:

@@ -43,8 +43,8 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
     Returns how many steps it took, or 0 if it did not get there: SIGTERM or Ctrl-C end it earlier, with a checkpoint.
     """
     _check_batch(recipe.train, processes)
-    # The moments of words that do not occur shrink to denormal numbers, with which a CPU takes 30 times as long. Threads
-    # inherit this, so it comes before torch makes them.
+    # The moments of words that do not occur shrink to denormal numbers, with which a CPU takes 30 times as long.
+    # Threads inherit this, so it comes before torch makes them.
     torch.set_flush_denormal(True)
     with torch.device("meta"):  # a model that cannot be, or cannot write, is refused before anything is written
         check(build_family(recipe), recipe)

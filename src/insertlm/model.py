@@ -279,7 +279,9 @@ class Model:
             raise InsertlmError(f"expected a prompt as text, got {shown(prompt)}")
         return self.recipe.task.parse_prompt(prompt)
 
-    def begin_infill(self, requests: Sequence[Request], settings: DecodeConfig, seed: int = 0) -> list[InfillDraft | BestOf]:
+    def begin_infill(
+        self, requests: Sequence[Request], settings: DecodeConfig, seed: int = 0
+    ) -> list[InfillDraft | BestOf]:
         """A draft for every request, the i-th with the seed `seed + i`. Refuses requests that cannot be met."""
         return drafts.begin(self.family, self.text_tokenizer, requests, settings, seed)
 

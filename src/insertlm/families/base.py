@@ -134,7 +134,7 @@ class FamilyConfig(NamedSection, frozen=True, kw_only=True):
 class Family(nn.Module, ABC):
     """A model with its way of corrupting texts, learning and writing."""
 
-    layer: ClassVar[type[Block]] = Block  # the backbone is a stack of these
+    layer: type[Block] = Block  # the backbone is a stack of these
     framing: ClassVar[int] = 2  # special tokens of a row
     abilities: Abilities  # what it can do when it writes
     writable: Tensor  # [W] ids it may write

@@ -87,7 +87,7 @@ class Both(Filler, Inserting):
 
     def _apply(self, *arguments: Any, **more: Any) -> Both:
         """Moves weights and buffers. A corruption is made here and not in a step, which is compiled."""
-        super()._apply(*arguments, **more)
+        super()._apply(*arguments, **more)  # type: ignore[no-untyped-call]
         self.corruption = self._corruption()
         return self
 
@@ -109,6 +109,7 @@ class Both(Filler, Inserting):
         number = torch.arange(y.packing.total, device=x.rows.device)
         wanted = torch.cat([x.rows, (joined.begin + number).clamp(max=(joined.segments.total or 0) - 1)])
         keys = joined(x.dropout, y.dropout) if self.training else None
+        assert x.order is not None  # which a layout with `sight: both` has
         attention = PackedAttention(joined.segments, order=joined(x.order, torch.zeros_like(y.text)))
         tokens, positions = joined(x.tokens, y.tokens), joined(x.positions, y.positions)
         hidden = self.backbone(tokens, positions, attention, keys=keys, wanted=wanted)

@@ -181,8 +181,9 @@ class Filler(Sequential):
         few = self.config.suffix + self.config.everything <= 0.4 and not all_rows
         if capacity is not None and len(rows.target) >= _MANY and few:
             most = whole_blocks(capacity // 2)
-        how = {"openings": openings, "in_step": in_step, "all_rows": all_rows}
-        return lay_out(rows, blanks, noise, self.layout, capacity, most=most, **how)
+        return lay_out(
+            rows, blanks, noise, self.layout, capacity, most=most, openings=openings, in_step=in_step, all_rows=all_rows
+        )
 
     def check_completion(self, completion: Completion) -> None:
         super().check_completion(completion)

@@ -174,7 +174,7 @@ def lay_out(
 
 
 class MDM(Family):
-    layer = AdaptiveBlock
+    layer: type[Block] = AdaptiveBlock
     framing = 1
     abilities = Abilities(
         orders=("random", "certainty", "margin"),

@@ -51,9 +51,14 @@ class Rule(Protocol):
     else it also brings the space that is hidden before the blank   hints: about how many words fit, for the further
     attempts at a blank that was filled up; none: there is only one"""
 
-    needs: int
-    free: bool
-    hints: Sequence[int]
+    @property
+    def needs(self) -> int: ...
+
+    @property
+    def free(self) -> bool: ...
+
+    @property
+    def hints(self) -> Sequence[int]: ...
 
     def judge(self, fill: Sequence[int], room: int) -> Verdict:
         """fill: the ids in the blank so far   room: how many more it may get"""

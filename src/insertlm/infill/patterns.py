@@ -70,7 +70,7 @@ class Pattern:
         if room and (self.longest is None or self.longest > reach):
             # Tokens of one character leave this many for the rest, longer ones more: they cost no more room.
             every, (mask, _) = mask, self._allowed(fill, f"{{0,{reach}}}")
-            for size in self.words.sizes[every & ~mask].unique().tolist():
+            for size in sorted(set(self.words.sizes[every & ~mask].tolist())):
                 others, _ = self._allowed(fill, f"{{0,{reach + size - 1}}}")
                 mask = mask | (others & every & (self.words.sizes == size))
         return Verdict(_NO_MATCH * (not accepts), mask=mask, alone=True)

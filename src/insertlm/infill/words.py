@@ -91,7 +91,7 @@ class _Table:
             if _BROKEN in text:
                 broken.append(token)
             else:
-                words += inside[token] == 1 and not apart[token]
+                words += int(inside[token]) == 1 and not apart[token]
         return _Table(inside, outside, apart, broken, 1 if words else 2)
 
 

@@ -114,7 +114,8 @@ class PackedAttention:
     @cached_property
     def biases(self) -> list[Tensor]:
         """Of each segment, what is added to its scores, [rows, rows]: 0 or, where a row is not seen, -inf."""
-        parts = [[None] * len(self.sizes) if x is None else x.split(self.sizes) for x in (self.text, self.order)]
+        nothing = [None] * len(self.sizes)
+        parts = [nothing if x is None else torch.split(x, self.sizes) for x in (self.text, self.order)]
         return [self._bias(size, *rest) for size, *rest in zip(self.sizes, *parts, strict=True)]
 
     def _bias(self, rows: int, text: Tensor | None, order: Tensor | None) -> Tensor:
@@ -184,7 +185,7 @@ def _attend_each(q: Tensor, k: Tensor, v: Tensor, attention: PackedAttention) ->
     (_, heads, size), shared = q.shape, k.shape[1]
     mixed = []
     for queries, keys, values, bias in zip(
-        *(x.split(attention.sizes) for x in (q, k, v)), attention.biases, strict=True
+        *(torch.split(x, attention.sizes) for x in (q, k, v)), attention.biases, strict=True
     ):
         rows = len(queries)  # 0 in an empty segment, so no size below is left for torch to guess
         each = queries.view(rows, shared, heads // shared, size).permute(1, 2, 0, 3)

@@ -226,7 +226,7 @@ class FillWriter:
         """Hidden rows, [N, width], of tokens that see all that is in the cache, and each other."""
         device = self.model.device
         ids, places = torch.tensor([[*tokens]], device=device), torch.tensor([*positions], device=device)
-        [hidden] = self.model.backbone(ids, positions=places, cache=self.cache)
+        hidden: Tensor = self.model.backbone(ids, positions=places, cache=self.cache)[0]
         return hidden
 
     _cell = 0
@@ -253,7 +253,7 @@ class _Left(NamedTuple):
 
     def of(self, blank: _Blank) -> int:
         """The most tokens that a blank may still get."""
-        room = min(blank.most - len(blank.tokens), self.owed[blank.number] + self.spare)
+        room: int = min(blank.most - len(blank.tokens), self.owed[blank.number] + self.spare)
         return min(room, self.steps - 1) if self.together else room
 
     def others(self, blank: _Blank) -> int:

@@ -32,7 +32,7 @@ __all__ = ["Infilled", "InsertlmConfig", "InsertlmModel", "InsertlmOutput"]
 
 _SUMS = "SHA256SUMS"
 _ENDLESS = 1 << 40
-_WRITERS = {"ilm": IlmWriter, "it": ItWriter, "arm": ArmWriter, "fill": FillWriter}
+_WRITERS: dict[str, Any] = {"ilm": IlmWriter, "it": ItWriter, "arm": ArmWriter, "fill": FillWriter}
 # The paper's transformer; config.json names what is different. The keys are those of `model` in a recipe.
 _SHAPE: dict[str, Any] = {
     "norm": "layer",

@@ -39,7 +39,7 @@ class Example(BaseModel):
 class ModelExamples(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    about: str | None = Field(None, description="what the model knows")
+    about: str | None = Field(default=None, description="what the model knows")
     examples: list[Example] = Field(default_factory=list)
 
 

@@ -194,7 +194,7 @@ def _examples(grids: NDArray[np.uint8]) -> Examples:
 
 _PLACE = np.arange(81)
 _UNITS = np.stack([_PLACE // 9, 9 + _PLACE % 9, 18 + _PLACE // 27 * 3 + _PLACE % 9 // 3], 1)  # row, column, box of each
-_MEMBERS = np.stack([np.nonzero((unit == _UNITS).any(1))[0] for unit in range(27)])
+_MEMBERS = np.stack([np.nonzero(np.any(_UNITS == unit, 1))[0] for unit in range(27)])
 _SIZE = np.array([bits.bit_count() for bits in range(ALL + 1)])
 _IN_ORDER = np.tile(np.arange(9), (81, 1))
 _UNIT_NAMES = [f"{what} {name}" for what, names in (("row", "abcdefghi"), ("column", "123456789")) for name in names]
@@ -303,7 +303,8 @@ def _chunks(split: int, seed: int, min_givens: int) -> Iterator[NDArray[np.uint8
         made = grids[mine]
         for (puzzle, solution), order in zip(made, orders[mine], strict=True):
             _dig(solution, order, min_givens, puzzle)
-        return made.astype(np.uint8)
+        puzzles: NDArray[np.uint8] = made.astype(np.uint8)
+        return puzzles
 
     numbers, workers = count_from(), cores()
     with ThreadPoolExecutor(workers) as pool:
@@ -317,7 +318,8 @@ def split_of(solution: Grid) -> Split:
     lines = mix64(_shapes(solution).astype(np.uint64)).sum(1, dtype=np.uint64)
     content = mix64(mix64(lines).sum(keepdims=True, dtype=np.uint64))
     [tenth] = content % np.uint64(len(TENTHS))
-    return SPLITS[TENTHS[tenth]]
+    name: Split = SPLITS[TENTHS[tenth]]
+    return name
 
 
 def _shapes(grid: Grid) -> NDArray[np.int64]:

@@ -41,7 +41,8 @@ def _begin_with_ours(name: str, step: TrainStep, recipe: Recipe) -> None:
     folder, task = find(name), recipe.task
     if not task.fits_files(folder):
         raise InsertlmError(f"{name}: has another tokenizer than task.tokenizer")
-    other, weights = load_recipe(folder / "recipe.yaml"), read_weights(folder)[0]
+    other = load_recipe(folder / "recipe.yaml")
+    weights: Mapping[str, Tensor] = read_weights(folder)[0]
     if (theirs := other.model.heads) != (ours := recipe.model.heads):  # which no shape tells
         raise InsertlmError(f"{name}: has {theirs} heads, expected {ours}, as model.heads has it")
     if task.kind != "text":  # else the ids are the same

@@ -3,7 +3,7 @@ With --task stories: texts from nothing with 180 insertions, drawn from a nucleu
 
 python benchmarks/generation.py --preset paper --batch-size 512 [--prefix-lm]               # on a GPU
 python benchmarks/generation.py --layers 4 --width 256 --batch-size 64 --threads 2 --prefix-lm    # on a CPU
-python benchmarks/generation.py --task stories --layers 7 --width 512 --batch-size 1024  # as large as models/stories-mini
+python benchmarks/generation.py --task stories --layers 7 --width 512 --batch-size 1024  # like stories-mini
 
 "rows" counts the rows that went through the network: the whole text in every step, or fewer with a cache. (On a GPU
 steps with a cache are replayed as CUDA graphs, and only rows before the first replay are counted.) A family that ends

@@ -31,9 +31,7 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
     temperature: NonNegative = 0.0  # of tokens (of pairs, if joint); 0 = always the most likely
     top_k: Index = 0  # sample among so many tokens (pairs), 0 = all
     top_p: Fraction = 1.0  # nucleus: sample among the fewest tokens (pairs) whose probability reaches this
-    best_of: Count = (
-        1  # drafts of a text with blanks, of which one is kept that suits the whole text, see infill/weighing
-    )
+    best_of: Count = 1  # drafts of a text with blanks, of which the likeliest as a whole is kept
     max_tokens: Count | None = None  # tokens written, in however many steps; None = no limit
     max_steps: Count = 256  # an ILM and an ARM write a token in each; for an MDM it is the length of the schedule
     max_length: Count | None = None  # tokens of a row, given and special ones included; None = the model's maximum

@@ -79,7 +79,8 @@ class Seen(NamedTuple, Generic[Result]):
 class Draft(ABC, Generic[Result]):
     """A text that is being written.
 
-    prompt: what to decode   prompts: all that is to be written side by side   cells: the given text, cut wherever tokens may be inserted
+    prompt: what to decode   prompts: all that is to be written side by side
+    cells: the given text, cut wherever tokens may be inserted
     gaps: the ranks of these cuts; both are empty if nothing is given   held: nothing is shown before the end
     """
 

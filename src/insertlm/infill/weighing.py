@@ -1,9 +1,9 @@
 """Of several drafts of a text with blanks, which one to keep (`decode.best_of`).
 
 A model that writes blanks from left to right can also say how likely a whole text is when nothing of it is given. The
-two disagree where a fill does not go with what comes behind it: the whole text is then far less likely than the fill
-alone. Importance weights put that right. With q(fills), the probability with which the drafts were written, and p(text),
-that of the text from nothing, p / q is how much too rarely a draft was written, and drafts drawn in proportion to it would
+two disagree where a fill does not go with what comes behind it: the whole text is then far less likely than the fill.
+Importance weights put that right. With q(fills), the probability with which the drafts were written, and p(text), that
+of the text from nothing, p / q is how much too rarely a draft was written, and drafts drawn in proportion to it would
 be fills as p has them. One of few drafts is wanted that reads well, so the likeliest is kept, with q discounted:
 
     log p(text) - DISCOUNT * log q(fills)

@@ -84,8 +84,8 @@ def native_routes(registry: Registry) -> APIRouter:
 
         With `stream` the answer is server-sent events: `start` with the given text as a list of cells, an `insertion`
         for every token as it is written, and `done` with the whole answer, or `error`. A request with banned words,
-        or with `best_of`, streams its insertions once the text is done, because another one may be kept. Several `samples`
-        are written together: the insertions of all come in one stream, each with the number of its sample.
+        or with `best_of`, streams its insertions once the text is done, because another one may be kept. Several
+        `samples` are written together: the insertions of all come in one stream, each with the number of its sample.
         """
         one = registry.find(body.model, "text")
         if body.samples > (most := registry.limits.samples):

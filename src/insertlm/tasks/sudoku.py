@@ -194,7 +194,7 @@ def _examples(grids: NDArray[np.uint8]) -> Examples:
 
 _PLACE = np.arange(81)
 _UNITS = np.stack([_PLACE // 9, 9 + _PLACE % 9, 18 + _PLACE // 27 * 3 + _PLACE % 9 // 3], 1)  # row, column, box of each
-_MEMBERS = np.stack([np.nonzero(np.any(_UNITS == unit, 1))[0] for unit in range(27)])
+_MEMBERS = np.stack([np.nonzero(np.any(unit == _UNITS, axis=1))[0] for unit in range(27)])
 _SIZE = np.array([bits.bit_count() for bits in range(ALL + 1)])
 _IN_ORDER = np.tile(np.arange(9), (81, 1))
 _UNIT_NAMES = [f"{what} {name}" for what, names in (("row", "abcdefghi"), ("column", "123456789")) for name in names]

@@ -1,11 +1,11 @@
-# `make demo` and `make test` set everything up by themselves, into .venv.
+# `make demo`, `make test` and the others set everything up by themselves, into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test browser lint docs clean
+.PHONY: demo test browser lint docs wheel clean
 
 demo: $(READY)
 	$(BIN)/insertlm infill - --show < docs/examples/red-ball.txt
@@ -31,6 +31,12 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py
 
+# What `pip install` can install: dist/insertlm-*.whl. setuptools copies into build/ and never removes anything there, so a
+# file that is gone from src/ would still be packed.
+wheel: $(READY)
+	rm -rf build
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
 # torch comes first and alone: its version is pinned, so that a CPU machine does not pull the CUDA build.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -45,4 +51,4 @@ $(INSTALLED): $(READY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -65,6 +65,7 @@ ONLY_PARSED = {
     r"curl ": "asks a server that does not run here; the server has tests of its own",
     r"insertlm train recipes/stories/": "needs data sets from the Hub; tests/corpus reads local ones",
     r"(export INSERTLM_CACHE=|head=|srun |trap |wait )": "part of a batch script, which needs Slurm",
+    r"(docker |export INSERTLM_API_KEY=)": "needs an engine; tests/release/test_dockerfile.py reads the Dockerfile",
     r"torchrun ": "needs several devices; training has tests of its own",
 }
 # Pages whose Python is only compiled, and why.

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from math import sqrt
 from pathlib import Path
+
+from insertlm.evaluation.intervals import wilson
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
 MOST_WORDS = 3000
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share in percent."""
-    z, p = 1.96, share / 100
-    middle, half = p + z * z / (2 * count), z * sqrt(p * (1 - p) / count + z * z / (4 * count * count))
-    return 100 * (middle - half) / (1 + z * z / count), 100 * (middle + half) / (1 + z * z / count)
 
 
 def test_shares_and_intervals_are_those_of_the_linked_files() -> None:

@@ -57,7 +57,7 @@ def test_the_graph_of_a_model_has_the_path_the_model_writes(
 def shown(monkeypatch: pytest.MonkeyPatch, figure: str) -> list[Any]:
     """What a picture would show; none is drawn."""
     seen: list[Any] = []
-    monkeypatch.setattr(plots, figure, lambda parts, _: seen.extend(parts))
+    monkeypatch.setattr(plots, figure, lambda parts, *_, **__: seen.extend(parts))
     monkeypatch.setattr(plots, "save", lambda *_: None)
     return seen
 
@@ -78,20 +78,26 @@ def train(*overrides: str, run: str) -> str:
     return run
 
 
-def test_one_model_has_no_title(capsys: pytest.CaptureFixture[str], panels: list[Panel]) -> None:
+def test_the_panel_of_one_model_says_how_many_it_solved(
+    capsys: pytest.CaptureFixture[str], panels: list[Panel]
+) -> None:
     output(capsys, "plot", "trajectory", RUN, "--count", "3", "--seed", "2")
     [(written, marks, title)] = panels
     model = insertlm.load(RUN)
     examples = model.recipe.task.examples("test", 3, 2)
     assert [path.prefix for path in written] == [example.prefix for example in examples]
     assert marks == [path.ids == example.target for path, example in zip(written, examples, strict=True)]
-    assert title == ""
+    assert title == f"{sum(marks)} of 3 solved"
 
 
 def test_several_models_write_the_same_examples(capsys: pytest.CaptureFixture[str], panels: list[Panel]) -> None:
     other = train("--family.stop_weight", "0.5", run="other")
     output(capsys, "plot", "trajectory", RUN, other, "--count", "3")
-    assert [panel.title for panel in panels] == [f"ILM ({RUN})", "ILM (other)"]
+    names = [f"ILM ({Path(RUN).name})", "ILM (other)"]
+    solved = [sum(panel.marks or []) for panel in panels]
+    assert [panel.title for panel in panels] == [
+        f"{name}: {count} of 3 solved" for name, count in zip(names, solved, strict=True)
+    ]
     first, second = ([path.prefix for path in panel.trajectories] for panel in panels)
     assert first == second
     assert [panel.marks is not None for panel in panels] == [True, True]
@@ -102,7 +108,8 @@ def test_a_model_of_text_writes_from_nothing_and_is_not_judged(
 ) -> None:
     stories = str(Path(__file__).parents[2] / "models" / "stories-mini")
     output(capsys, "plot", "trajectory", stories, "--count", "2", "--seed", "3", "--decode.max_steps", "4")
-    [(written, marks, _)] = panels
+    [(written, marks, title)] = panels
+    assert title == ""
     assert [(path.prefix, len(path.ids)) for path in written] == [([], 4), ([], 4)]
     assert marks is None
     alone = insertlm.load(stories).generate(["", ""], seed=3, max_steps=4)
@@ -112,13 +119,14 @@ def test_a_model_of_text_writes_from_nothing_and_is_not_judged(
 def test_training_curves_over_steps_and_time(capsys: pytest.CaptureFixture[str], curves: list[Curve]) -> None:
     output(capsys, "plot", "training", RUN, "--over", "steps")
     output(capsys, "plot", "training", RUN)
-    steps, minutes = curves
+    [steps], [seconds] = (curve.stages for curve in curves)
     lines = [json.loads(line) for line in Path(RUN, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     found = [(line["step"], line["validation_sequence_accuracy"]) for line in lines if "loss" not in line]
     assert list(zip(steps.x, steps.accuracy, strict=True)) == found
-    assert minutes.accuracy == steps.accuracy
-    assert 0 < minutes.x[0] < minutes.x[1] < 1
-    assert steps.label == minutes.label == "ILM"
+    assert seconds.accuracy == steps.accuracy
+    assert 0 < seconds.x[0] < seconds.x[1] < 60
+    assert {curve.label for curve in curves} == {"ILM"}
+    assert steps.name == Path(RUN).name
 
 
 def test_seeds_share_a_label_and_recipes_that_differ_do_not(
@@ -139,8 +147,10 @@ def test_stages_are_one_line(capsys: pytest.CaptureFixture[str], curves: list[Cu
     output(capsys, "plot", "training", second, "--over", "steps")
     both, first, alone = curves
     assert both.label == "ILM"
-    assert list(both.x) == [*first.x, *(max(first.x) + step for step in alone.x)]
-    assert list(both.accuracy) == [*first.accuracy, *alone.accuracy]
+    assert both.stages[0] == first.stages[0]
+    [(name, steps, shares)] = alone.stages
+    assert both.stages[1:] == [(name, [max(first.stages[0].x) + step for step in steps], shares)]
+    assert [stage.name for stage in both.stages] == [Path(RUN).name, second]
 
 
 def test_a_line_is_named_by_its_last_stage(
@@ -183,9 +193,29 @@ def test_runs_that_begin_with_the_same_one_are_lines_of_their_own(
 ) -> None:
     others = [train("--train.start", RUN, "--train.seed", seed, run=f"from{seed}") for seed in "12"]
     output(capsys, "plot", "training", RUN, *others)
-    assert [len(curve.x) for curve in curves] == [validations(RUN) + validations(other) for other in others]
-    assert curves[0].x[0] == curves[1].x[0]
+    found = [[len(stage.x) for stage in curve.stages] for curve in curves]
+    assert found == [[validations(RUN), validations(other)] for other in others]
+    assert curves[0].stages[0] == curves[1].stages[0]
 
 
 def validations(run: str) -> int:
     return Path(run, "metrics.jsonl").read_text(encoding="utf-8").count("validation_sequence_accuracy")
+
+
+@pytest.mark.parametrize(
+    ("figure", "arguments", "title"),
+    [
+        ("comparison_figure", ["trajectory", RUN, "--count", "3", "--seed", "2"], "3 fresh star graphs, seed 2"),
+        ("comparison_figure", ["trajectory", "--count", "2"], "2 fresh star-hard graphs, seed 0"),
+        ("training_figure", ["training", RUN], "star: 9 validation graphs"),
+        ("graph_figure", ["graph", "star-easy", "--seed", "4"], "A graph of star-easy, seed 4"),
+    ],
+)
+def test_titles_name_the_task_and_count_the_examples(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, figure: str, arguments: list[str], title: str
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(plots, figure, lambda *drawn, **_: seen.append(drawn[-1]))
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    output(capsys, "plot", *arguments)
+    assert seen == [title]

@@ -102,13 +102,14 @@ def test_a_puzzle_is_drawn_as_the_model_wrote_it(
 ) -> None:
     Path("r.yaml").write_text(RECIPE.replace("FAMILY", "ilm"), encoding="utf-8")
     output(capsys, "train", "r.yaml", "--run", "run", "--device", "cpu", "--train.steps", "1")
-    seen: list[tuple[Street, list[Written], list[Triple]]] = []
+    seen: list[tuple[Street, list[Written], list[Triple], str]] = []
     monkeypatch.setattr(plots, "puzzle_figure", lambda *data: seen.append(data))
     monkeypatch.setattr(plots, "save", lambda *_: None)
     settings: dict[str, Any] = {"max_steps": 20, "temperature": 1.0}
     overrides = [word for key, value in settings.items() for word in (f"--decode.{key}", str(value))]
     output(capsys, "plot", "puzzle", "run", "--seed", "3", "--device", "cpu", *overrides)
-    [(street, written, solution)] = seen
+    [(street, written, solution, title)] = seen
+    assert title == f"A zebra puzzle of {street.size} houses and {street.attributes} attributes, seed 3"
     model = insertlm.load("run", "cpu")
     [example] = model.recipe.task.examples("test", 1, 3)
     [path] = model.generate([model.decode(example.prefix)], seed=3, **settings)
@@ -135,20 +136,20 @@ def save_record(name: str, family: str | None, model: str, accuracy: float = 90.
 
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
-    """What a picture of accuracies would show; none is drawn."""
-    seen: list[Result] = []
-    monkeypatch.setattr(plots, "accuracy_figure", seen.extend)
+def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a picture of accuracies would show, and its title; none is drawn."""
+    seen: list[Any] = []
+    monkeypatch.setattr(plots, "accuracy_figure", lambda results, title: seen.extend([*results, title]))
     monkeypatch.setattr(plots, "save", lambda *_: None)
     return seen
 
 
-def test_accuracies_are_those_of_the_files(capsys: pytest.CaptureFixture[str], results: list[Result]) -> None:
+def test_accuracies_are_those_of_the_files(capsys: pytest.CaptureFixture[str], results: list[Any]) -> None:
     output(capsys, "plot", "accuracy", save_record("a.json", "ilm", "run", 87.5))
-    assert results == [Result("ILM", 87.5, 400, {(4, 3): 50.0})]
+    assert results == [Result("ILM", 87.5, 400, {(4, 3): 50.0}), "zebra: 400 test puzzles"]
 
 
-def test_labels_tell_what_differs(capsys: pytest.CaptureFixture[str], results: list[Result]) -> None:
+def test_labels_tell_what_differs(capsys: pytest.CaptureFixture[str], results: list[Any]) -> None:
     files = [
         save_record("a.json", "ilm", "runs/ilm"),
         save_record("b.json", "ilm", "runs/ilm", order="margin"),
@@ -159,19 +160,46 @@ def test_labels_tell_what_differs(capsys: pytest.CaptureFixture[str], results: l
         save_record("g.json", None, "runs/old"),
         save_record("h.json", "it", "runs/it"),
         save_record("i.json", "it", "runs/it"),
+        save_record("j.json", "fill", "a/fill", order="random", max_steps=12),
+        save_record("k.json", "fill", "b/fill"),
     ]
     output(capsys, "plot", "accuracy", *files)
-    assert [result.label for result in results] == [
-        "ILM, order mass",
-        "ILM, order margin",
-        "ILM, order margin, joint",
+    assert [result.label for result in results[:-1]] == [
+        "ILM, by mass",
+        "ILM, by margin",
+        "ILM, by margin, joint",
         "MDM",
-        "ARM (runs/arm)",
-        "ARM (runs/armo)",
-        "runs/old",
+        "ARM (arm)",
+        "ARM (armo)",
+        "old",
         "IT (h.json)",
         "IT (i.json)",
+        "FILL (a/fill), random order, 12 steps",
+        "FILL (b/fill), by mass, 216 steps",
     ]
+
+
+def test_the_title_names_the_task_and_counts_its_examples(
+    capsys: pytest.CaptureFixture[str], results: list[Any]
+) -> None:
+    """Records have a task since 0.2.0; in older ones only the sizes of puzzles tell it."""
+    graphs = {"name": "star", "degree": 5, "min_nodes": 6, "max_nodes": 12, "min_plan": 5, "nodes": 56, "test": 100}
+    record = {"model": "run", "family": "ilm", "split": "test", "count": 5000, "sequence_accuracy": 9.0, "decode": {}}
+    tasks: list[dict[str, Any]] = [{"task": graphs}, {"task": {**graphs, "degree": 4}}, {}, {"task": {"name": "mine"}}]
+    for number, task in enumerate(tasks):
+        Path(f"{number}.json").write_text(json.dumps({**record, **task}), encoding="utf-8")
+    for files in (["0.json"], ["1.json"], ["2.json"], ["3.json"], ["2.json", "0.json"]):
+        output(capsys, "plot", "accuracy", *files)
+    assert [each for each in results if isinstance(each, str)] == [
+        "star-hard: 5,000 test graphs",
+        "star: 5,000 test graphs",
+        "5,000 test examples",
+        "mine: 5,000 test examples",
+        "star-hard: 5,000 test graphs",
+    ]
+    assert main(["plot", "accuracy", "0.json", "1.json"]) == 2
+    told = "1.json was measured on star, 0.json on star-hard; expected results of one task"
+    assert capsys.readouterr().err == f"insertlm: {told}\n"
 
 
 EXPECTED = "expected a result of insertlm evaluate RUN"

@@ -305,26 +305,34 @@ def write_record(path: str, label: str, *, evaluator: str = "E", **more: Any) ->
     points = [point(t, p) for t in (0.5, 1.0) for p in (0.9, 1.0)]
     points.append({"settings": {"temperature": 0, "top_p": 1.0}, "seconds_per_text": 0.5, "summary": None})
     rubrics = {"fluency": {"score": 4.0, "error": 0.1}, "coherence": {"score": None, "error": 0.0}}
-    record = {"label": label, "evaluator": evaluator, "judge": "J", "points": points, "rubrics": rubrics, **more}
+    record = {"label": label, "evaluator": evaluator, "judge": "J", "count": 128, "points": points, "rubrics": rubrics}
+    record |= more
     Path(path).write_text(json.dumps(record), encoding="utf-8")
     return path
 
 
 def test_pictures_are_drawn_from_results(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [write_record("a.json", "ILM"), write_record("b.json", "ILM", data={"nll": 2.0, "entropy": 3.0})]
+    files = [
+        write_record("a.json", "ILM", evaluator="e/E.gguf"),
+        write_record("b.json", "ILM", evaluator="e/E.gguf", data={"nll": 2.0, "entropy": 3.0}, count=100),
+    ]
     for picture in ("frontier", "time", "judge"):
         assert output("plot", picture, *files) == f"wrote {picture}.png\n"
         assert Path(f"{picture}.png").read_bytes().startswith(b"\x89PNG")
     seen: list[Any] = []
-    monkeypatch.setattr(plots, "frontier_figure", lambda traces, data: seen.append((traces, data)))
+    monkeypatch.setattr(plots, "frontier_figure", lambda *drawn: seen.append(drawn))
     monkeypatch.setattr(plots, "save", lambda *_: None)
     output("plot", "frontier", *files)
-    [(traces, data)] = seen
+    [(traces, title, data)] = seen
+    assert title == "100 to 128 texts a point, written from nothing, scored by E"
     assert data == (3.0, 2.0)
-    assert traces[0] == plots.Trace("ILM (a.json) (top_p 0.9), temperature", (2.45, 2.9), (1.5, 2.0), ("0.5", "1.0"))
+    assert traces[0] == plots.Trace("ILM (a.json) (top_p 0.9)", "temperature", (2.45, 2.9), (1.5, 2.0), ("0.5", "1.0"))
     assert len(traces) == 4
     other = write_record(
-        "c.json", "ILM", points=[{"settings": {"top_k": 3}, "seconds_per_text": 1, "summary": SUMMARY}]
+        "c.json",
+        "ILM",
+        evaluator="e/E.gguf",
+        points=[{"settings": {"top_k": 3}, "seconds_per_text": 1, "summary": SUMMARY}],
     )
     output("plot", "frontier", files[0], other)  # its line is called otherwise, so no file is named
     assert {trace.label for trace in seen[1][0]} == {f"ILM (top_p {p}), temperature" for p in (0.9, 1.0)} | {
@@ -334,15 +342,16 @@ def test_pictures_are_drawn_from_results(output: Run, monkeypatch: pytest.Monkey
 
 def test_pictures_show_the_time_and_the_errors_of_judges(output: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(plots, "timing_figure", seen.extend)
-    monkeypatch.setattr(plots, "judge_figure", seen.extend)
+    monkeypatch.setattr(plots, "timing_figure", lambda traces, title: seen.extend(traces))
+    monkeypatch.setattr(plots, "judge_figure", lambda models, title: seen.extend([*models, title]))
     monkeypatch.setattr(plots, "save", lambda *_: None)
     file = write_record("a.json", "ILM")
     output("plot", "time", file)
     output("plot", "judge", file)
-    *traces, judged = seen
+    *traces, judged, title = seen
     assert {trace.x for trace in traces} == {(0.5, 0.5)}
     assert judged == plots.Judged("ILM", {"fluency": (4.0, 0.1), "coherence": None})
+    assert title == "128 texts of each model, judged by J"
 
 
 def test_versions_in_names_of_models_are_no_endings_of_files() -> None:

@@ -31,25 +31,31 @@ def notes(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.axes[1].texts]
 
 
-def test_every_evaluation_has_a_bar_with_its_number_and_error() -> None:
-    figure = accuracy_figure([ILM, ARM])
+def test_every_evaluation_has_a_bar_with_its_number_and_interval() -> None:
+    figure = accuracy_figure([ILM, ARM], "zebra: 100 test puzzles")
     assert [bar.get_width() for bar in bars(figure)] == [90.0, 45.5]
-    assert notes(figure) == ["90.00 ± 3.00", "45.50 ± 0.50"]  # the root of 0.9 · 0.1 / 100 is 0.03
+    assert notes(figure) == ["90.00 [82.56, 94.48]", "45.50 [44.53, 46.48]"]
     assert [text.get_text() for text in figure.axes[1].get_yticklabels()] == ["ILM, order mass", "ARM"]
     [whiskers] = figure.axes[1].collections
     ends = [path.vertices[:, 0].tolist() for path in whiskers.get_paths()]  # type: ignore[index,union-attr]
-    assert ends[0] == pytest.approx([87.0, 93.0])
+    assert ends[0] == pytest.approx([82.56, 94.48], abs=0.01)
     low, high = figure.axes[1].get_ylim()
     assert low > high  # the first one is on top
+    assert [text.get_text() for text in figure.texts] == ["zebra: 100 test puzzles"]
 
 
-def test_all_and_none_have_no_error() -> None:
+def test_the_best_is_on_top() -> None:
+    figure = accuracy_figure([ARM, ILM, Result("IT", 99.0, 100, {})], "")
+    assert [text.get_text() for text in figure.axes[1].get_yticklabels()] == ["IT", "ILM, order mass", "ARM"]
+
+
+def test_all_and_none_have_an_interval() -> None:
     results = [Result("a", 100.0, 5, {}), Result("b", 0.0, 5, {})]
-    assert notes(accuracy_figure(results)) == ["100.00 ± 0.00", "0.00 ± 0.00"]
+    assert notes(accuracy_figure(results, "")) == ["100.00 [56.55, 100.00]", "0.00 [0.00, 43.45]"]
 
 
 def test_sizes_are_cells_beside_the_bar_of_their_evaluation() -> None:
-    figure = accuracy_figure([ILM, ARM])
+    figure = accuracy_figure([ILM, ARM], "")
     texts = {text.get_text(): text.get_position() for text in figure.axes[0].texts}
     heads = [texts[head][0] for head in ("3×3", "3×4", "4×3", "4×4")]
     assert heads == sorted(heads)
@@ -68,7 +74,7 @@ def test_sizes_are_cells_beside_the_bar_of_their_evaluation() -> None:
 
 
 def test_tasks_without_sizes_have_no_cells() -> None:
-    figure = accuracy_figure([Result("ILM", 99.98, 5000, {})])
+    figure = accuracy_figure([Result("ILM", 99.98, 5000, {})], "")
     assert not cells(figure)
     assert not figure.axes[0].texts
 
@@ -86,11 +92,13 @@ EVERY = dict.fromkeys(product(range(3, 7), range(3, 7)), 50.0)
     ],
 )
 def test_no_text_overlaps_or_is_cut_off(results: list[Result]) -> None:
-    figure = accuracy_figure(results)
+    figure = accuracy_figure(results, f"zebra: 12 test puzzles{' of a generator with a long name' * 2}")
     figure.draw_without_rendering()
     sheet, axes = figure.axes
     ticks = [tick for tick in [*axes.get_xticklabels(), *axes.get_yticklabels()] if tick.get_text()]
-    extents = [text.get_window_extent() for text in [*sheet.texts, *axes.texts, *ticks, axes.xaxis.label]]
+    extents = [
+        text.get_window_extent() for text in [*figure.texts, *sheet.texts, *axes.texts, *ticks, axes.xaxis.label]
+    ]
     assert not any(a.overlaps(b) for a, b in combinations(extents, 2))
     extents += [patch.get_window_extent() for patch in sheet.patches]
     assert all(figure.bbox.x0 <= extent.x0 and extent.x1 <= figure.bbox.x1 for extent in extents)

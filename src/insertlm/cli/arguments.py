@@ -455,8 +455,8 @@ def _add_plot(subparsers: Any) -> None:
     curves = _add(plots, "training", "draw validation accuracy over training", function="plot_training")
     about = "run folder; runs that were trained in stages share a line"
     curves.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
-    over = _one_of("minutes", "steps")
-    curves.option("--over", "x axis: minutes of training or steps", "minutes", type=over, metavar="AXIS")
+    over = _one_of("time", "steps")
+    curves.option("--over", "x axis: time of training or steps", "time", type=over, metavar="AXIS")
     curves.set_defaults(sections=())  # it decodes nothing, so there is nothing to override
 
     results = (

@@ -27,6 +27,7 @@ __all__ = [
     "prompts_of",
     "settings_of",
     "shared_work",
+    "short_names",
     "solved_of",
     "write",
     "write_json_lines",
@@ -48,15 +49,22 @@ def settings_of(model: Model, args: Namespace) -> DecodeConfig:
 
 
 def labels_of(recipes: Sequence[Recipe], places: Sequence[str | Path]) -> list[str]:
-    """A label for each recipe: the name of its family, and where several recipes share it, the place of the model."""
+    """A label for each recipe: the name of its family, and where several recipes share it, that of the model."""
     # By recipe, because runs of equal recipes share a label.
     names = {recipe: recipe.family.tag.upper() for recipe in recipes}
     shared = Counter(names.values())
     labels: dict[Recipe, str] = {}
-    for recipe, place in zip(recipes, places, strict=True):
+    for recipe, place in zip(recipes, short_names(places), strict=True):
         name = names[recipe]
         labels.setdefault(recipe, name if shared[name] == 1 else f"{name} ({place})")
     return [labels[recipe] for recipe in recipes]
+
+
+def short_names(places: Sequence[str | Path]) -> list[str]:
+    """The last part of each path; all of it where that would be the name of another one, too."""
+    names = {str(place): Path(place).name or str(place) for place in places}
+    shared = Counter(names.values())
+    return [names[path] if shared[names[path]] == 1 else path for path in map(str, places)]
 
 
 def prompts_of(examples: Examples, seed: int) -> list[Prompt]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
+from insertlm.cli.common import short_names
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
 from insertlm.core.section import Count
+from insertlm.tasks.registry import name_and_things
 
 if TYPE_CHECKING:
     from insertlm.plots import Trace
@@ -30,39 +32,45 @@ def plot_frontier(args: Namespace) -> None:
     sweeps = _read(args.files, "points", _Sweep)
     data = next((sweep.data for sweep in sweeps if sweep.data), None)
     point = (data.entropy, data.nll) if data else None
-    save(frontier_figure(_traces(sweeps, "entropy"), point), args.out)
+    save(frontier_figure(_traces(sweeps, "entropy"), _title_of_sweeps(sweeps), point), args.out)
     print(f"wrote {args.out}")
 
 
 def plot_time(args: Namespace) -> None:
     from insertlm.plots import save, timing_figure
 
-    save(timing_figure(_traces(_read(args.files, "points", _Sweep), "seconds")), args.out)
+    sweeps = _read(args.files, "points", _Sweep)
+    save(timing_figure(_traces(sweeps, "seconds"), _title_of_sweeps(sweeps)), args.out)
     print(f"wrote {args.out}")
 
 
 def plot_judge(args: Namespace) -> None:
-    from insertlm.plots import Judged, judge_figure, save
+    from insertlm.plots import Judged, judge_figure, save, sized
 
+    verdicts = _read(args.files, "rubrics", _Verdicts)
     models = []
-    for each in _read(args.files, "rubrics", _Verdicts):
+    for each in verdicts:
         found = each.rubrics.items()
         models.append(Judged(each.label, {name: None if r.score is None else (r.score, r.error) for name, r in found}))
-    save(judge_figure(models), args.out)
+    counts = sized([each.count for each in verdicts], "texts of each model")
+    save(judge_figure(models, f"{counts}, judged by {_model(verdicts[0].judge)}"), args.out)
     print(f"wrote {args.out}")
 
 
 def plot_accuracy(args: Namespace) -> None:
-    from insertlm.plots import Result, accuracy_figure, save
+    from insertlm.plots import Result, accuracy_figure, save, sized
 
     found = [_result(path, "sequence_accuracy", _Evaluation) for path in args.files]
     _refuse_to_mix(args.files, [each.split for each in found], "split", "on")
-    labels = [_label(each, found) for each in found]
+    name, things = next((each.about for each in found if each.about[0]), found[0].about)
+    _refuse_to_mix(args.files, [each.about[0] or name for each in found], "task", "on")
+    labels = _labels(found)
     results = [
         Result(label, each.sequence_accuracy, each.count, each.sizes)
         for label, each in zip(_distinct(labels, labels, args.files), found, strict=True)
     ]
-    save(accuracy_figure(results), args.out)
+    title = f"{name}: {sized([each.count for each in found], f'{found[0].split} {things}')}"
+    save(accuracy_figure(results, title.removeprefix(": ")), args.out)
     print(f"wrote {args.out}")
 
 
@@ -74,7 +82,7 @@ _Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 # Files come from users, so their fields are checked; fields that a plot does not need are ignored.
 class _Evaluation(msgspec.Struct):
-    """The fields of a record that the plot needs. Older records have no family. sizes: see _by_size"""
+    """The fields of a record that the plot needs. Older records have no family and no task. sizes: see _by_size"""
 
     model: str
     split: str
@@ -83,19 +91,36 @@ class _Evaluation(msgspec.Struct):
     sizes: dict[tuple[int, int], _Percent]
     decode: dict[str, Any]
     family: str = ""
+    task: dict[str, Any] = {}
 
     @property
     def name(self) -> str:
-        return self.family.upper() or self.model
+        return self.family.upper() or Path(self.model).name
+
+    @property
+    def about(self) -> tuple[str, str]:
+        """The name of the task, if it is known, and what its examples are called."""
+        return name_and_things(self.task or ({"name": "zebra"} if self.sizes else {}))
 
 
-def _label(each: _Evaluation, found: Sequence[_Evaluation]) -> str:
+def _labels(found: Sequence[_Evaluation]) -> list[str]:
     """The family; the model, if the family has several; and the decoding settings that differ within the family."""
-    kin = [other for other in found if other.name == each.name]
-    model = f" ({each.model})" if len({other.model for other in kin}) > 1 else ""
-    own = {key: value for key, value in each.decode.items() if any(other.decode.get(key) != value for other in kin)}
-    told = [key if value is True else f"{key} {value}" for key, value in own.items() if value is not False]
-    return ", ".join([f"{each.name}{model}", *told])
+    labels = []
+    for each, short in zip(found, short_names([each.model for each in found]), strict=True):
+        kin = [other for other in found if other.name == each.name]
+        model = f" ({short})" if len({other.model for other in kin}) > 1 else ""
+        own = {key: value for key, value in each.decode.items() if any(other.decode.get(key) != value for other in kin)}
+        told = [_in_words(key, value) for key, value in own.items() if value is not False]
+        labels.append(", ".join([f"{each.name}{model}", *told]))
+    return labels
+
+
+def _in_words(key: str, value: Any) -> str:
+    """A decoding setting."""
+    if value is True:
+        return key
+    known = {"order": f"{value} order" if value in ("auto", "random") else f"by {value}", "max_steps": f"{value} steps"}
+    return known.get(key, f"{key} {value}")
 
 
 def _by_size(record: dict[str, Any]) -> dict[tuple[int, int], Any]:
@@ -123,6 +148,7 @@ class _Point(msgspec.Struct):
 class _Sweep(msgspec.Struct):
     label: str
     evaluator: str
+    count: Count
     points: list[_Point]
     data: _Summary | None = None
 
@@ -140,6 +166,7 @@ class _Rubric(msgspec.Struct):
 class _Verdicts(msgspec.Struct):
     label: str
     judge: str
+    count: Count
     rubrics: Annotated[dict[str, _Rubric], msgspec.Meta(min_length=1)]
 
     @property
@@ -147,8 +174,20 @@ class _Verdicts(msgspec.Struct):
         return self.label
 
 
+def _title_of_sweeps(sweeps: Sequence[_Sweep]) -> str:
+    from insertlm.plots import sized
+
+    counts = sized([sweep.count for sweep in sweeps], "texts a point, written from nothing")
+    return f"{counts}, scored by {_model(sweeps[0].evaluator)}"
+
+
+def _model(file: str) -> str:
+    """The name of a model that is in a file."""
+    return Path(file).name.removesuffix(".gguf")
+
+
 def _traces(sweeps: Sequence[_Sweep], x: str) -> list[Trace]:
-    """Lines through points that differ only in the first key of a sweep; the label of a line names the other keys.
+    """Lines through points that differ only in the first key of a sweep; the name of the model has the other keys.
     x: entropy or seconds"""
     from insertlm.plots import Trace
 
@@ -160,9 +199,9 @@ def _traces(sweeps: Sequence[_Sweep], x: str) -> list[Trace]:
             if (found := point.summary) is not None:
                 place = found.entropy if x == "entropy" else point.seconds_per_text
                 fixed = ", ".join(f"{name} {other}" for name, other in others)
-                label = f"{sweep.label}{f' ({fixed})' if fixed else ''}, {key}"
-                lines[label].append((place, found.nll, f"{value}"))
-        traces += [Trace(label, *zip(*line, strict=True)) for label, line in lines.items()]
+                model = f"{sweep.label}{f' ({fixed})' if fixed else ''}"
+                lines[model, key].append((place, found.nll, f"{value}"))
+        traces += [Trace(*names, *zip(*line, strict=True)) for names, line in lines.items()]
     if not traces:
         raise InsertlmError("nothing to draw: the texts of all points are empty")
     return traces
@@ -195,8 +234,8 @@ def _refuse_to_mix(files: Sequence[Path], found: Sequence[str], key: str, how: s
 def _distinct(labels: Sequence[str], names: Sequence[Any], files: Sequence[Path]) -> list[str]:
     """The labels; where several results have one name, with the file in brackets."""
     return [
-        f"{label} ({path})" if names.count(name) > 1 else label
-        for label, name, path in zip(labels, names, files, strict=True)
+        f"{label} ({file})" if names.count(name) > 1 else label
+        for label, name, file in zip(labels, names, short_names(files), strict=True)
     ]
 
 

@@ -7,17 +7,19 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from insertlm.cli.common import fresh_prompts, labels_of, load_model, prompts_of, solved_of, write
 from insertlm.core.errors import InsertlmError
 from insertlm.tasks.base import expect_task
-from insertlm.tasks.registry import preset
+from insertlm.tasks.registry import name_and_things, preset
 from insertlm.tasks.star import Star, edges_of
 from insertlm.tasks.zebra.clues import read
 from insertlm.tasks.zebra.task import Zebra, in_threes
 
 if TYPE_CHECKING:
+    from insertlm.plots import Stage
     from insertlm.recipe import Recipe
     from insertlm.training.metrics import Measure
 
@@ -42,13 +44,17 @@ def plot_trajectory(args: Namespace) -> None:
     for model, (prompts, examples), title in zip(models, asked, titles, strict=True):
         written = write(model, prompts, args)
         solved = None if examples is None else solved_of(model, written, examples)
-        panels.append(Panel(written, solved, title))
-    save(comparison_figure(panels, lambda token: models[0].decode([token])), args.out)
+        result = "" if solved is None else f"{sum(solved)} of {len(solved)} solved"
+        panels.append(Panel(written, solved, ": ".join(filter(None, (title, result)))))
+    name, things = _about(models[0].recipe)
+    what = "texts from nothing" if asked[0][1] is None else f"fresh {name} {things}"
+    title = f"{args.count:,} {what}, seed {args.seed}"
+    save(comparison_figure(panels, lambda token: models[0].decode([token]), title), args.out)
     print(f"wrote {args.out}")
 
 
 def plot_training(args: Namespace) -> None:
-    from insertlm.plots import Curve, save, training_figure
+    from insertlm.plots import Curve, save, sized, training_figure
     from insertlm.recipe import load_recipe
     from insertlm.training.metrics import accuracies, read_metrics
 
@@ -63,12 +69,21 @@ def plot_training(args: Namespace) -> None:
     stages = _stages(recipes)
     lasts = [last for *_, last in stages]  # if an ILM began with the weights of an ARM, the line is labelled ILM
     labels = labels_of([_alone(recipes[run]) for run in lasts], lasts)
-    curves = []
-    for label, runs in zip(labels, stages, strict=True):
-        places, shares = _joined([logs[run] for run in runs], over_steps=args.over == "steps")
-        curves.append(Curve(label, places, shares))
-    save(training_figure(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
+    over_steps = args.over == "steps"
+    curves = [
+        Curve(label, _joined({run: logs[run] for run in runs}, over_steps=over_steps))
+        for label, runs in zip(labels, stages, strict=True)
+    ]
+    abouts = {_about(recipe) for recipe in recipes.values()}
+    name, things = abouts.pop() if len(abouts) == 1 else ("several tasks", "examples")
+    counts = [to_builtins(recipe.task)["validation"] for recipe in recipes.values()]
+    title = f"{name}: {sized(counts, f'validation {things}')}"
+    save(training_figure(curves, title, over_steps=over_steps), args.out)
     print(f"wrote {args.out}")
+
+
+def _about(recipe: Recipe) -> tuple[str, str]:
+    return name_and_things(to_builtins(recipe.task))
 
 
 def _alone(recipe: Recipe) -> Recipe:
@@ -97,19 +112,20 @@ def _begun_with(start: str, runs: Collection[Path]) -> Path | None:
     return namesakes[0] if len(namesakes) == 1 else None
 
 
-def _joined(logs: Sequence[Sequence[Measure]], *, over_steps: bool) -> tuple[list[float], list[float]]:
-    """The validations of all stages, each after the end of the stage before: minutes or steps, and accuracies."""
+def _joined(logs: Mapping[Path, Sequence[Measure]], *, over_steps: bool) -> list[Stage]:
+    """The validations of all stages, each after the end of the stage before."""
+    from insertlm.plots import Stage
     from insertlm.training.metrics import accuracies, training_seconds
 
-    places, shares, end = list[float](), list[float](), 0.0
-    for log in logs:
+    stages, end = list[Stage](), 0.0
+    for run, log in logs.items():
         steps = [step for step, _ in accuracies(log)]
         last = max(measure.step for measure in log)
-        own = [*steps, last] if over_steps else [seconds / 60 for seconds in training_seconds(log, [*steps, last])]
-        places += [end + place for place in own[:-1]]
-        shares += [share for _, share in accuracies(log)]
+        own: list[float] = [*steps, last] if over_steps else training_seconds(log, [*steps, last])
+        shares = [share for _, share in accuracies(log)]
+        stages.append(Stage(run.resolve().name, [end + place for place in own[:-1]], shares))
         end += own[-1]  # training went on after the last validation
-    return places, shares
+    return stages
 
 
 def plot_graph(args: Namespace) -> None:
@@ -124,7 +140,9 @@ def plot_graph(args: Namespace) -> None:
     examples = task.examples("test", 1, args.seed)
     target = write(model, prompts_of(examples, args.seed), args)[0].ids if model else examples[0].target
     *flat, source, goal = examples[0].prefix
-    save(graph_figure(edges_of(flat), source, goal, task.path(target)), args.out)
+    about, _ = name_and_things(to_builtins(task))
+    title = f"A graph of {about}, seed {args.seed}"
+    save(graph_figure(edges_of(flat), source, goal, task.path(target), title), args.out)
     print(f"wrote {args.out}")
 
 
@@ -140,5 +158,7 @@ def plot_puzzle(args: Namespace) -> None:
     ids, spell = trajectory.ids, task.tokenizer.decode
     found = zip(task.triples(ids), in_threes(trajectory.turns), in_threes(ids), strict=True)
     written = [Written(triple, max(turns), spell(words)) for triple, turns, words in found]
-    save(puzzle_figure(read(spell(prefix)), written, task.triples(target)), args.out)
+    street = read(spell(prefix))
+    title = f"A zebra puzzle of {street.size} houses and {street.attributes} attributes, seed {args.seed}"
+    save(puzzle_figure(street, written, task.triples(target), title), args.out)
     print(f"wrote {args.out}")

@@ -6,14 +6,14 @@ Each *_figure function returns a matplotlib figure, and `save` writes it. May im
 from __future__ import annotations
 
 from insertlm.plots.accuracy import Result, accuracy_figure
-from insertlm.plots.figure import check_place, save
+from insertlm.plots.figure import check_place, save, sized
 from insertlm.plots.frontier import frontier_figure
 from insertlm.plots.graph import graph_figure
 from insertlm.plots.judging import Judged, judge_figure
 from insertlm.plots.puzzle import Written, puzzle_figure
 from insertlm.plots.timing import timing_figure
 from insertlm.plots.traces import Trace
-from insertlm.plots.training import Curve, training_figure
+from insertlm.plots.training import Curve, Stage, training_figure
 from insertlm.plots.trajectory import Panel, comparison_figure, trajectory_figure
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Judged",
     "Panel",
     "Result",
+    "Stage",
     "Trace",
     "Written",
     "accuracy_figure",
@@ -31,6 +32,7 @@ __all__ = [
     "judge_figure",
     "puzzle_figure",
     "save",
+    "sized",
     "timing_figure",
     "training_figure",
     "trajectory_figure",

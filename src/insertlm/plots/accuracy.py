@@ -1,12 +1,24 @@
-"""Sequence accuracy: a bar for each evaluation and, for puzzles, a row of boxes with the accuracy by size."""
+"""Sequence accuracy: a bar for each evaluation, the best first, and for puzzles a row of boxes by size."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from insertlm.plots.figure import BLUE, INK, draw_box, dress, readable_on, sheet
+import numpy as np
+
+from insertlm.evaluation.intervals import wilson
+from insertlm.plots.figure import (
+    BLUE,
+    INK,
+    TITLE,
+    TITLE_LETTER,
+    draw_box,
+    dress,
+    figure_title,
+    readable_on,
+    sheet,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +28,7 @@ __all__ = ["Result", "accuracy_figure"]
 
 # All in inches.
 LINE, BAR = 0.4, 0.26  # from line to line; height of a bar and of a box
-ROOM, NUMBER = 2.6, 1.0  # width of 100 %, and of the number to its right
+ROOM, NUMBER = 2.6, 1.6  # width of 100 %, and of the number to its right
 BOX, GAP, GROUP = 0.36, 0.03, 0.12  # width of a box; between boxes; more between numbers of houses
 MARGIN, HEAD, FOOT = 0.12, 0.25, 0.55  # around all; above the first line; below the last
 LETTER = 0.072
@@ -34,20 +46,21 @@ class Result(NamedTuple):
     sizes: Mapping[Size, float]
 
     @property
-    def error(self) -> float:
-        """The standard error of the accuracy, a share of the examples."""
-        return math.sqrt(self.accuracy * (100 - self.accuracy) / self.examples)
+    def interval(self) -> tuple[float, float]:
+        """Of 95 %, in percent."""
+        return wilson(self.accuracy, self.examples)
 
 
-def accuracy_figure(results: Sequence[Result]) -> Figure:
-    """A line for each evaluation: its label, its bar and, if sizes are known, their boxes."""
+def accuracy_figure(results: Sequence[Result], title: str) -> Figure:
+    """A line for each evaluation: its label, its bar and, if sizes are known, their boxes. The best is on top."""
+    results = sorted(results, key=lambda result: result.accuracy, reverse=True)
     places = _columns(sorted({size for result in results for size in result.sizes}))
     labels = 2 * MARGIN + LETTER * max(len(result.label) for result in results)
-    ends = [ROOM + NUMBER, *(left + BOX for left in places.values())]
+    ends = [ROOM + NUMBER, *(left + BOX for left in places.values()), TITLE_LETTER * len(title) - labels]
     if places:
         ends.append(min(places.values()) + LETTER * len(SIZES))
     height = LINE * len(results)
-    figure, axes = sheet(-labels, max(ends) + MARGIN, bottom=height + FOOT, top=-HEAD)
+    figure, axes = sheet(-labels, max(ends) + MARGIN, bottom=height + FOOT, top=-HEAD - TITLE)
     across, up = figure.get_size_inches()
     area = (labels / across, FOOT / up, (ROOM + NUMBER) / across, height / up)
     _draw_bars(figure.add_axes(area), results)
@@ -56,6 +69,7 @@ def accuracy_figure(results: Sequence[Result]) -> Figure:
             _draw_share(axes, places[size], (line + 0.5) * LINE, share)
     if places:
         _label_columns(axes, places, height)
+    figure_title(figure, MARGIN, title)
     return figure
 
 
@@ -68,14 +82,17 @@ def _columns(sizes: Sequence[Size]) -> dict[Size, float]:
 
 
 def _draw_bars(axes: Axes, results: Sequence[Result]) -> None:
-    dress(axes, "sequence accuracy, %, with its standard error", "")
+    dress(axes, "sequence accuracy, %, with its 95 % interval", "")
     lines, shares = range(len(results)), [result.accuracy for result in results]
     whisker: dict[str, Any] = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2.5}
-    axes.barh(lines, shares, BAR / LINE, xerr=[result.error for result in results], color=BLUE, error_kw=whisker)
+    lows, highs = zip(*(result.interval for result in results), strict=True)
+    beyond = np.clip([np.subtract(shares, lows), np.subtract(highs, shares)], 0, None)  # rounding may leave -1e-14
+    axes.barh(lines, shares, BAR / LINE, xerr=beyond, color=BLUE, error_kw=whisker)
     for line, result in enumerate(results):
         beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points"}
-        told = f"{result.accuracy:.2f} ± {result.error:.2f}"
-        axes.annotate(told, (result.accuracy + result.error, line), va="center", fontsize=8, color=INK, **beside)
+        low, high = result.interval
+        told = f"{result.accuracy:.2f} [{low:.2f}, {high:.2f}]"
+        axes.annotate(told, (high, line), va="center", fontsize=8, color=INK, **beside)
     axes.set(xlim=(0, 100 * (ROOM + NUMBER) / ROOM), ylim=(len(results) - 0.5, -0.5))
     axes.set_xticks(range(0, 101, 20))
     axes.set_yticks(lines, [result.label for result in results], fontsize=9, parse_math=False)

@@ -31,12 +31,15 @@ __all__ = [
     "draw_mark",
     "draw_order_bar",
     "dress",
+    "figure_title",
     "key",
     "readable_on",
     "save",
     "sheet",
+    "sized",
     "styles_of",
     "turn_colours",
+    "unit_of_time",
 ]
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -46,8 +49,10 @@ GOOD, BAD, BLUE, AMBER, TINT = "#17834f", "#c8372d", "#2f6fde", "#f5b335", "#dce
 # Colours that everyone can tell apart (Okabe and Ito's), and markers for readers and printers without colour.
 STYLES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#e69f00", "v"), ("#56b4e9", "P"))
 LINE: dict[str, Any] = {"linewidth": 1.3, "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6}
+_TITLE: dict[str, Any] = {"fontsize": 10, "color": INK, "weight": "bold", "parse_math": False}
 WIDTH, HEIGHT = 6.4, 3.4  # of a chart without its key, in inches
 ENTRY, LETTER = 0.2, 0.085  # height of a line of the key and width of a letter in it, in inches
+TITLE, TITLE_LETTER = 0.36, 0.095  # height of a title and width of a letter in it, in inches
 
 
 def blank(width: float, height: float, **options: Any) -> Figure:
@@ -68,14 +73,20 @@ def sheet(left: float, right: float, *, bottom: float, top: float) -> tuple[Figu
     return figure, axes
 
 
-def chart(labels: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """A figure with one axes and room above it for a key with these labels."""
+def chart(labels: Sequence[str], x_label: str, y_label: str, title: str = "") -> tuple[Figure, Axes]:
+    """A figure with one axes and room above it for a title and a key with these labels."""
     entry, columns = _key_columns(labels)
-    height = HEIGHT + ENTRY * math.ceil(len(labels) / columns)
-    figure = blank(max(WIDTH, entry), height, layout="constrained")
+    height = HEIGHT + ENTRY * math.ceil(len(labels) / columns) + (TITLE if title else 0.0)
+    figure = blank(max(WIDTH, entry, TITLE_LETTER * len(title)), height, layout="constrained")
     axes = figure.add_subplot()
     dress(axes, x_label, y_label)
     return figure, axes
+
+
+def figure_title(figure: Figure, left: float, title: str) -> None:
+    """The title of a figure without a layout, on top of it, in its first TITLE inches."""
+    width, height = figure.get_size_inches()
+    figure.text(left / width, 1 - 0.6 * TITLE / height, title, va="center", **_TITLE)
 
 
 def dress(axes: Axes, x_label: str, y_label: str) -> None:
@@ -89,16 +100,35 @@ def dress(axes: Axes, x_label: str, y_label: str) -> None:
     axes.spines[["bottom", "left"]].set_color(FAINT)
 
 
-def key(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """A key above the chart. handles: what was drawn, by label"""
+def key(figure: Figure, handles: Mapping[str, Any], title: str = "") -> None:
+    """A key above the chart, under the title. handles: what was drawn, by label"""
     _, columns = _key_columns(list(handles))
     place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns}
-    figure.legend(handles.values(), handles.keys(), frameon=False, fontsize=9, labelcolor=INK, **place)
+    # A title of the figure itself would lie on the key: the layout leaves room for one of the two.
+    head: dict[str, Any] = {"alignment": "left", "title_fontproperties": {"size": _TITLE["fontsize"], "weight": "bold"}}
+    text: dict[str, Any] = {"fontsize": 9, "labelcolor": INK, "title": title or None}
+    legend = figure.legend(handles.values(), handles.keys(), frameon=False, **text, **place, **head)
+    legend.get_title().set(color=INK, parse_math=False)
 
 
 def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     """A colour and a marker for every label."""
     return dict(zip(labels, cycle(STYLES), strict=False))
+
+
+def sized(counts: Sequence[int], things: str) -> str:
+    """How many examples something was measured on, such as `5,000 test graphs` or `100 to 128 texts a point`."""
+    least, most = min(counts), max(counts)
+    return f"{least:,} {things}" if least == most else f"{least:,} to {most:,} {things}"
+
+
+def unit_of_time(longest: float) -> tuple[str, float]:
+    """The unit in which so many seconds are a number that one can read, and how many seconds it has."""
+    if longest < 1:
+        return "milliseconds", 0.001
+    if longest < 120:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if longest < 7200 else ("hours", 3600.0)
 
 
 def _key_columns(labels: Sequence[str]) -> tuple[float, int]:

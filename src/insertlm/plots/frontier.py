@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["frontier_figure"]
 
 
-def frontier_figure(traces: Sequence[Trace], data: tuple[float, float] | None = None) -> Figure:
+def frontier_figure(traces: Sequence[Trace], title: str, data: tuple[float, float] | None = None) -> Figure:
     """x: entropy; y: NLL. Lower and further to the right is better."""
-    x_label, y_label = (
-        "entropy of a text's tokens, nats  (higher: more varied)",
-        "NLL per token, nats  (lower: likelier)",
-    )
-    return traces_figure(traces, x_label, y_label, data=data)
+    x_label = "entropy of a text's tokens, nats  (higher: more varied)"
+    return traces_figure(traces, x_label, "NLL per token, nats  (lower: likelier)", title, data=data)

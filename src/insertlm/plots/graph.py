@@ -8,7 +8,21 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from insertlm.plots.figure import AMBER, BAD, BLUE, FAINT, GOOD, GREY, INK, TINT, readable_on, sheet
+from insertlm.plots.figure import (
+    AMBER,
+    BAD,
+    BLUE,
+    FAINT,
+    GOOD,
+    GREY,
+    INK,
+    TINT,
+    TITLE,
+    TITLE_LETTER,
+    figure_title,
+    readable_on,
+    sheet,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +46,7 @@ Edge = tuple[int, int]
 Point = tuple[float, float]
 
 
-def graph_figure(edges: Sequence[Edge], source: int, goal: int, path: Sequence[int] = ()) -> Figure:
+def graph_figure(edges: Sequence[Edge], source: int, goal: int, path: Sequence[int] = (), title: str = "") -> Figure:
     """A star graph around its junction: arms that lead to it on the left, arms that leave it on the right.
 
     `path` (nodes, true or predicted) is highlighted; a step of it that is not an edge is dashed and red.
@@ -40,10 +54,13 @@ def graph_figure(edges: Sequence[Edge], source: int, goal: int, path: Sequence[i
     nodes = list(dict.fromkeys([*chain.from_iterable(edges), source, goal, *path]))
     places = _layout(edges, nodes, source, goal)
     xs, ys = zip(*places.values(), strict=True)
-    spare = max(0.0, NARROWEST - (max(xs) - min(xs) + 2 * MARGIN)) / 2
+    least = max(NARROWEST, TITLE_LETTER * len(title) + MARGIN)
+    spare = max(0.0, least - (max(xs) - min(xs) + 2 * MARGIN)) / 2
+    head = MARGIN + (TITLE if title else 0.0)
     figure, axes = sheet(
-        min(xs) - MARGIN - spare, max(xs) + MARGIN + spare, bottom=min(ys) - MARGIN - KEY, top=max(ys) + MARGIN
+        min(xs) - MARGIN - spare, max(xs) + MARGIN + spare, bottom=min(ys) - MARGIN - KEY, top=max(ys) + head
     )
+    figure_title(figure, MARGIN / 2, title)
     steps = set(pairwise(path))
     for edge in dict.fromkeys([*edges, *steps]):
         _draw_edge(axes, places[edge[0]], places[edge[1]], strong=edge in steps, real=edge in edges)

@@ -23,10 +23,10 @@ class Judged(NamedTuple):
     scores: Mapping[str, tuple[float, float] | None]
 
 
-def judge_figure(models: Sequence[Judged]) -> Figure:
+def judge_figure(models: Sequence[Judged], title: str) -> Figure:
     labels = [model.label for model in models]
     rubrics = list(dict.fromkeys(name for model in models for name in model.scores))
-    figure, axes = chart(labels, "", "score, 1 to 5")
+    figure, axes = chart(labels, "", "score, 1 to 5", title)
     styles = styles_of(labels)
     width = GROUP / len(models)
     keys: dict[str, Any] = {}
@@ -49,5 +49,5 @@ def judge_figure(models: Sequence[Judged]) -> Figure:
     axes.set_xticks(range(len(rubrics)), [name.replace(" ", "\n") for name in rubrics])
     axes.grid(visible=False, axis="x")
     axes.tick_params(axis="x", length=0)
-    key(figure, keys)
+    key(figure, keys, title)
     return figure

@@ -11,9 +11,11 @@ from insertlm.plots.figure import (
     FAINT,
     GREY,
     INK,
+    TITLE,
     draw_box,
     draw_mark,
     draw_order_bar,
+    figure_title,
     readable_on,
     sheet,
     turn_colours,
@@ -29,7 +31,7 @@ __all__ = ["Written", "puzzle_figure"]
 
 # All in inches.
 WIDTH, HEIGHT, GAP = 0.96, 0.52, 0.16  # of a cell, and between cells
-MARGIN, TITLE, HEAD, NAMES = 0.15, 0.5, 0.3, 0.7  # around all; above the table; left of it for attributes
+MARGIN, VERDICT, HEAD, NAMES = 0.15, 0.5, 0.3, 0.7  # around all; above the table; left of it for attributes
 KEY, STRAY, BAR = 0.32, 0.28, 0.64  # below the table: key of the outlines, values outside the table, colour bar
 CLUE, LETTER, HEADING = 0.215, 0.068, 2.2  # of a clue; of a letter in it; of the heading above the clues
 SMALL_LETTER = 0.056  # of a value outside the table
@@ -76,7 +78,7 @@ class _Cell(NamedTuple):
         return "right" if self.entries[0].value == self.right else "wrong"
 
 
-def puzzle_figure(street: Street, written: Sequence[Written], solution: Collection[Triple]) -> Figure:
+def puzzle_figure(street: Street, written: Sequence[Written], solution: Collection[Triple], title: str = "") -> Figure:
     """A column for each house and a row for each attribute. Cells are numbered in the order in which they became
     complete, and later ones are darker. Cells that are wrong, missing or written more than once are outlined, and
     clues that do not hold are crossed out.
@@ -93,12 +95,15 @@ def puzzle_figure(street: Street, written: Sequence[Written], solution: Collecti
     bar = below + (KEY if kinds else 0.0) + (STRAY if stray else 0.0)
     right = table + max(0.3 + HEADING, 0.6 + LETTER * (longest + 2))  # 2: for a cross
     bottom = max(bar + BAR, CLUE * len(street.clues) - HEAD) + MARGIN
-    figure, axes = sheet(-NAMES - MARGIN, right + MARGIN, bottom=bottom, top=-HEAD - TITLE)
+    figure, axes = sheet(
+        -NAMES - MARGIN, right + MARGIN, bottom=bottom, top=-HEAD - VERDICT - (TITLE if title else 0.0)
+    )
+    figure_title(figure, MARGIN, title)
     colours = turn_colours(max((entry.number for cell in cells for entry in cell.entries), default=1))
     for cell in cells:
         _draw_cell(axes, cell, colours)
     _draw_names(axes, street)
-    _draw_title(axes, cells, solved={each.triple for each in written} == set(solution))
+    _draw_verdict(axes, cells, solved={each.triple for each in written} == set(solution))
     _draw_key(axes, kinds, below + KEY / 2)
     axes.text(0, bar - STRAY / 2, stray, va="center", fontsize=7.5, color=BAD)
     _draw_clues(axes, street, places([each.triple for each in written]), table + 0.3)
@@ -187,8 +192,8 @@ def _draw_names(axes: Axes, street: Street) -> None:
 # --- Around it
 
 
-def _draw_title(axes: Axes, cells: Sequence[_Cell], *, solved: bool) -> None:
-    middle, right = -HEAD - 0.5 * TITLE, sum(cell.kind == "right" for cell in cells)
+def _draw_verdict(axes: Axes, cells: Sequence[_Cell], *, solved: bool) -> None:
+    middle, right = -HEAD - 0.5 * VERDICT, sum(cell.kind == "right" for cell in cells)
     told = "solved" if solved else f"not solved: {right} of {len(cells)} cells are right"
     draw_mark(axes, 0.0, middle, good=solved)
     axes.text(0.24, middle, told, va="center", fontsize=11, color=INK, weight="bold")
@@ -207,7 +212,7 @@ def _draw_key(axes: Axes, kinds: Sequence[str], middle: float) -> None:
 def _draw_clues(axes: Axes, street: Street, place: Mapping[int, int], left: float) -> None:
     broken = [clue for clue in street.clues if not clue.holds(place, street.size)]
     head = "clues (✗ does not hold)" if broken else "clues"
-    axes.text(left, -HEAD - 0.5 * TITLE, head, va="center", fontsize=11, color=INK, weight="bold")
+    axes.text(left, -HEAD - 0.5 * VERDICT, head, va="center", fontsize=11, color=INK, weight="bold")
     for number, clue in enumerate(street.clues, start=1):
         ink, middle = BAD if clue in broken else INK, (number - 0.5) * CLUE - HEAD
         told = f"{clue.in_english()} ✗" if clue in broken else clue.in_english()

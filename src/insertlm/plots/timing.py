@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from insertlm.plots.figure import unit_of_time
 from insertlm.plots.traces import Trace, traces_figure
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["timing_figure"]
 
 
-def timing_figure(traces: Sequence[Trace]) -> Figure:
-    """x: seconds per text   y: NLL"""
-    return traces_figure(traces, "seconds per text, log scale", "NLL per token, nats  (lower: likelier)", log=True)
+def timing_figure(traces: Sequence[Trace], title: str) -> Figure:
+    """x: seconds per text, drawn in the unit that suits them   y: NLL"""
+    unit, seconds = unit_of_time(max(max(trace.x) for trace in traces))
+    scaled = [trace._replace(x=[x / seconds for x in trace.x]) for trace in traces]
+    return traces_figure(
+        scaled, f"{unit} per text, log scale", "NLL per token, nats  (lower: likelier)", title, log=True
+    )

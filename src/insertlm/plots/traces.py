@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from insertlm.plots.figure import INK, LINE, chart, key, styles_of
+from insertlm.plots.placing import Label, place_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,52 +17,64 @@ if TYPE_CHECKING:
 __all__ = ["Trace", "traces_figure"]
 
 DATA = "data"
+DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
 
 class Trace(NamedTuple):
-    """One line. A model may have several. notes: the label of each point, shown at the ends of the line"""
+    """One line: a model, and the setting in which its points differ. notes: the value of the setting at each point"""
 
-    label: str
+    model: str
+    setting: str
     x: Sequence[float]
     y: Sequence[float]
     notes: Sequence[str]
 
+    @property
+    def label(self) -> str:
+        return f"{self.model}, {self.setting}"
+
 
 def traces_figure(
-    traces: Sequence[Trace], x_label: str, y_label: str, *, data: tuple[float, float] | None = None, log: bool = False
+    traces: Sequence[Trace],
+    x_label: str,
+    y_label: str,
+    title: str,
+    *,
+    data: tuple[float, float] | None = None,
+    log: bool = False,
 ) -> Figure:
-    """data: a point for the real texts   log: whether the x axis is logarithmic"""
+    """A colour and a marker for each model, a kind of line for each setting.
+
+    data: a point for the real texts   log: whether the x axis is logarithmic
+    """
     labels = list(dict.fromkeys(trace.label for trace in traces))
-    figure, axes = chart([*labels, DATA] if data else labels, x_label, y_label)
-    styles = styles_of(labels)
+    figure, axes = chart([*labels, DATA] if data else labels, x_label, y_label, title)
+    styles = styles_of(list(dict.fromkeys(trace.model for trace in traces)))
+    dashes = dict(zip(dict.fromkeys(trace.setting for trace in traces), cycle(DASHES), strict=False))
     keys: dict[str, Any] = {}
-    for label, x, y, _ in traces:
-        colour, marker = styles[label]
-        [keys[label]] = axes.plot(x, y, color=colour, marker=marker, **LINE)
+    for trace in traces:
+        colour, marker = styles[trace.model]
+        line = {**LINE, "color": colour, "marker": marker, "linestyle": dashes[trace.setting]}
+        [keys[trace.label]] = axes.plot(trace.x, trace.y, **line)
     if data:
         keys[DATA] = axes.scatter(*data, marker="*", s=90, color=INK, zorder=3)
     if log:
         _logarithmic(axes)
     axes.margins(0.12)  # room for the labels at the ends
-    key(figure, keys)
-    figure.draw_without_rendering()  # _label_ends needs positions on the page, which drawing determines
-    for trace in traces:
-        _label_ends(axes, trace, styles[trace.label][0])
+    key(figure, keys, title)
+    figure.draw_without_rendering()  # labels need positions on the page, which drawing determines
+    place_labels(axes, [label for trace in traces for label in _ends(axes, trace, styles[trace.model][0])])
     return figure
 
 
-def _label_ends(axes: Axes, trace: Trace, colour: str) -> None:
-    """Put labels where the line, continued beyond its ends, would go."""
+def _ends(axes: Axes, trace: Trace, colour: str) -> list[Label]:
+    """Labels where the line, continued beyond its ends, would go."""
     places = axes.transData.transform(list(zip(trace.x, trace.y, strict=True)))
+    labels = []
     for end, before in [(-1, -2), (0, 1)] if len(places) > 1 else [(0, 0)]:
-        dx, dy = places[end] - places[before]
-        length = math.hypot(dx, dy)
-        across, up = (dx / length, dy / length) if length else (1.0, 0.0)
-        side = "left" if across > 0.3 else "right" if across < -0.3 else "center"
-        level = "bottom" if up > 0.3 else "top" if up < -0.3 else "center"
-        beside: dict[str, Any] = {"xytext": (6 * across, 6 * up), "textcoords": "offset points"}
-        point = (trace.x[end], trace.y[end])
-        axes.annotate(trace.notes[end], point, ha=side, va=level, fontsize=7.5, color=colour, **beside)
+        across, up = places[end] - places[before]
+        labels.append(Label(trace.notes[end], trace.x[end], trace.y[end], colour, math.atan2(up, across)))
+    return labels
 
 
 def _logarithmic(axes: Axes) -> None:

@@ -7,7 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from insertlm.inference.trajectory import Trajectory
-from insertlm.plots.figure import FAINT, INK, blank, draw_box, draw_mark, draw_order_bar, readable_on, turn_colours
+from insertlm.plots.figure import (
+    FAINT,
+    INK,
+    TITLE,
+    TITLE_LETTER,
+    blank,
+    draw_box,
+    draw_mark,
+    draw_order_bar,
+    figure_title,
+    readable_on,
+    turn_colours,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +30,7 @@ __all__ = ["Panel", "comparison_figure", "trajectory_figure"]
 # All in inches.
 LINE, BOX, GAP = 0.54, 0.46, 0.05  # from line to line; height of a box; between boxes
 SIDE = 0.45  # left of the boxes for row numbers, right of them for marks
-TOP, TITLE, BOTTOM = 0.12, 0.4, 0.75  # above a panel; for its title; below all panels, for the colour bar
+TOP, HEAD, BOTTOM = 0.12, 0.32, 0.75  # above a panel; for its title; below all panels, for the colour bar
 NARROWEST, WIDEST = 3.0, 12.0  # of the boxes; longer rows continue in the next line
 
 
@@ -49,25 +61,29 @@ class _Layout(NamedTuple):
 
 
 def trajectory_figure(
-    trajectories: Sequence[Trajectory], names: Callable[[int], str], marks: Sequence[bool] | None = None
+    trajectories: Sequence[Trajectory],
+    names: Callable[[int], str],
+    marks: Sequence[bool] | None = None,
+    title: str = "",
 ) -> Figure:
     """One row per sequence, with its tokens in reading order, darker for later tokens.
 
     names: from an id to its text   marks: see Panel. Given tokens are grey and have no number.
     """
-    return comparison_figure([Panel(trajectories, marks)], names)
+    return comparison_figure([Panel(trajectories, marks)], names, title)
 
 
-def comparison_figure(panels: Sequence[Panel], names: Callable[[int], str]) -> Figure:
+def comparison_figure(panels: Sequence[Panel], names: Callable[[int], str], title: str = "") -> Figure:
     """Several panels with one scale of colours, side by side where they fit, else below each other."""
     layouts = [_layout(panel, names) for panel in panels]
     boxes = [box for each in layouts for row in each.rows for box in row]
     width = max([NARROWEST, *(box.left + box.width for box in boxes)]) + 2 * SIDE
-    head = TOP + (TITLE if any(panel.title for panel in panels) else 0.0)
+    head = TOP + (HEAD if any(panel.title for panel in panels) else 0.0)
     columns = _columns(len(panels), max(1, int((WIDEST + 2 * SIDE) / width)))
     lines = [layouts[first : first + columns] for first in range(0, len(layouts), columns)]
     heights = [head + LINE * max(each.starts[-1] for each in line) for line in lines]
-    figure = blank(columns * width, sum(heights) + BOTTOM)
+    figure = blank(max(columns * width, TITLE_LETTER * len(title)), sum(heights) + BOTTOM + (TITLE if title else 0.0))
+    figure_title(figure, SIDE, title)
     colours = turn_colours(max([1, *(box.turn for box in boxes)]))
     for number, line in enumerate(lines):
         bottom = BOTTOM + sum(heights[number + 1 :])
@@ -108,7 +124,7 @@ def _draw_panel(axes: Axes, layout: _Layout, colours: Sequence[str]) -> None:
     _label_rows(axes, layout)
     if layout.panel.title:
         axes.text(
-            0, -TITLE / 2, layout.panel.title, va="center", fontsize=11, color=INK, weight="bold", parse_math=False
+            0, -HEAD / 2, layout.panel.title, va="center", fontsize=9.5, color=INK, weight="bold", parse_math=False
         )
 
 

@@ -177,10 +177,10 @@ function open({ request, written }, model) {
   caption.textContent = "";
   if (!written) return;
   caption.textContent = `An example, as ${model} wrote it. Change the text, and press “Fill in”.`;
-  player.start(written.cells);
-  for (const event of written.answer.events) player.insert(event);
-  player.finish([written.answer]);
-  describe([written.answer], request.seed ?? 0);
+  player.start(written.cells, written.texts.length);
+  for (const { events } of written.texts) for (const event of events) player.insert(event);
+  player.finish(written.texts);
+  describe(written.texts, request.seed ?? 0);
 }
 
 // --- Text and clipboard

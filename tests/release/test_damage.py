@@ -90,7 +90,7 @@ def test_a_width_that_does_not_fit_is_refused_before_anything_so_wide_is_made(
         pytest.fail(f"{width} columns are made")
 
     monkeypatch.setattr(transformer, "column_keys", keys)
-    with pytest.raises(InsertlmError, match="do not fit the recipe: they are 16 wide, expected 64,000,000$"):
+    with pytest.raises(InsertlmError, match=r"do not fit the recipe: they are 16 wide, expected 64,000,000$"):
         load(folder, "cpu")
 
 

@@ -182,9 +182,7 @@ def _attend_each(q: Tensor, k: Tensor, v: Tensor, attention: PackedAttention) ->
     """The formula, without padding. torch's own kernel takes three times as long backward, for segments so short."""
     (_, heads, size), shared = q.shape, k.shape[1]
     mixed = []
-    for queries, keys, values, bias in zip(
-        *(x.split(attention.sizes) for x in (q, k, v)), attention.biases, strict=True
-    ):
+    for queries, keys, values, bias in zip(*(x.split(attention.sizes) for x in (q, k, v)), attention.biases, strict=True):
         rows = len(queries)
         each = queries.view(rows, shared, -1, size).permute(1, 2, 0, 3).reshape(shared, -1, size)
         scores = each @ keys.permute(1, 2, 0)

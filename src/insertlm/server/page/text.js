@@ -181,6 +181,17 @@ function open({ request, written }, model) {
   for (const { events } of written.texts) for (const event of events) player.insert(event);
   player.finish(written.texts);
   describe(written.texts, request.seed ?? 0);
+  // On a phone it stands below the form, so it plays when the reader gets there, unless another text is there by then.
+  if (result.getBoundingClientRect().top > innerHeight) whenSeen(result, () => caption.textContent && player.again());
+}
+
+function whenSeen(element, action) {
+  const observer = new IntersectionObserver(([{ isIntersecting }]) => {
+    if (!isIntersecting) return;
+    observer.disconnect();
+    action();
+  });
+  observer.observe(element);
 }
 
 // --- Text and clipboard

@@ -1,4 +1,4 @@
-"""What a server must hold out, in a quick form: benchmarks/server.py is the long one, test_fuzz.py draws its requests."""
+"""What a server must hold out, in a quick form; benchmarks/server.py is the long one."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 import insertlm
+from insertlm.core.errors import InsertlmError
 from insertlm.model import bundled
 from insertlm.recipe import build_family, parse_recipe, to_yaml
 from insertlm.server.examples import FILE, Written, read_examples
@@ -86,7 +87,7 @@ def test_it_is_written_anew_over_what_cannot_be_read(folder: Path) -> None:
 def test_a_first_example_that_cannot_be_filled_in_is_told_and_nothing_is_written(folder: Path) -> None:
     told = {"examples": [{"name": "None", "request": {"text": "no blank"}}]}
     (folder / FILE).write_text(json.dumps(told), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"^the first example: the text has no blank; expected ___"):
+    with pytest.raises(InsertlmError, match=r"^the first example: the text has no blank; expected ___"):
         SCRIPT["record"](folder)
     assert json.loads((folder / FILE).read_text(encoding="utf-8")) == told
 

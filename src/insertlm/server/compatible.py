@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -113,7 +114,8 @@ class _GrowingFill:
 
     def __init__(self, draft: InfillDraft, stops: Sequence[str]) -> None:
         self.draft, self.stops, self.ids, self.sent = draft, [stop for stop in stops if stop], list[int](), ""
-        self.likely, self.told = list[float](), 0  # the tokens' log-probabilities; of so many tokens these are sent
+        # Of every token its log-probability, and where its text ends. told: how many tokens `logprobs` has given
+        self.likely, self.ends, self.told = list[float](), list[int](), 0
         # So many characters at the end may be the beginning of a stop, so they are kept back.
         self.keep = max(map(len, self.stops), default=1) - 1
 
@@ -129,6 +131,7 @@ class _GrowingFill:
         text = text.removeprefix(" ") if self.draft.given.spaces else text
         whole = self.cut(text)
         # Tokens are bytes: a character whose second half is yet to come decodes to U+FFFD.
+        self.ends.append(len(text.rstrip("\ufffd")))
         final = whole if whole != text else text[: len(text) - self.keep].rstrip("\ufffd")
         return self._rest(final)
 
@@ -143,18 +146,19 @@ class _GrowingFill:
     def logprobs(self, offset: int, done: bool) -> Logprobs:
         """Of the tokens whose text was sent since the last call. offset: of the fill in the text   done: the fill has
         ended, perhaps in the middle of a token, where a stop begins"""
-        told, end = Logprobs(), len(self.sent)
-        parts = spell(self.draft.tokenizer, self.ids, " " if self.draft.given.spaces else "")
-        place = sum(map(len, parts[: self.told]))
-        for part, likely in [*zip(parts, self.likely, strict=True)][self.told :]:
-            if place + len(part) > end and not (done and place < end):
+        if done:
+            parts = spell(self.draft.tokenizer, self.ids, " " if self.draft.given.spaces else "")
+            self.ends = [*accumulate(map(len, parts))]
+        found, begin = Logprobs(), self.ends[self.told - 1] if self.told else 0
+        for end, likely in [*zip(self.ends, self.likely, strict=True)][self.told :]:
+            if end > len(self.sent) and not (done and begin < len(self.sent)):
                 break
-            told.tokens.append(part[: end - place])
-            told.token_logprobs.append(likely)
-            told.text_offset.append(offset + place)
-            place += len(part)
+            found.tokens.append(self.sent[begin:end])
+            found.token_logprobs.append(likely)
+            found.text_offset.append(offset + begin)
+            begin = end
             self.told += 1
-        return told
+        return found
 
     def _rest(self, text: str) -> str:
         rest = text[len(self.sent) :] if text.startswith(self.sent) else ""

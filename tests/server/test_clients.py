@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -98,6 +98,68 @@ def test_a_text_ends_before_a_stop_word(theirs: openai.OpenAI, models: list[Mode
     assert cut > 2
 
 
+def test_only_a_stop_word_stops_a_text_that_was_given_all_its_tokens(theirs: openai.OpenAI) -> None:
+    seen = 0
+    for seed in range(12):
+        asked: dict[str, Any] = {"model": "leftward", "prompt": "a ", "max_tokens": 2, "seed": seed}
+        whole = theirs.completions.create(**asked).choices[0]
+        if whole.finish_reason != "length" or len(whole.text) < 2:
+            continue
+        seen += 1
+        for stop, reason in (("never", "length"), ("", "length"), (whole.text[1:2], "stop")):
+            assert theirs.completions.create(**asked, stop=stop).choices[0].finish_reason == reason
+            *_, last = theirs.completions.create(**asked, stop=stop, stream=True)
+            assert last.choices[0].finish_reason == reason
+    assert seen
+
+
+# --- Log-probabilities
+
+
+def told(choices: Sequence[Any]) -> list[tuple[str, float, int]]:
+    """Tokens of an answer or of all chunks of a stream, with log-probabilities and places."""
+    found: list[tuple[str, float, int]] = []
+    for choice in choices:
+        assert choice.logprobs.top_logprobs is None
+        columns = choice.logprobs.tokens, choice.logprobs.token_logprobs, choice.logprobs.text_offset
+        found += zip(*columns, strict=True)
+    return found
+
+
+@pytest.mark.parametrize("name", ["letters", "leftward"])
+@pytest.mark.parametrize("more", [{}, {"stop": ["o ", "dog", "gt"]}, {"echo": True, "suffix": ""}])
+def test_every_token_has_its_log_probability(
+    theirs: openai.OpenAI, models: list[Model], name: str, more: dict[str, Any]
+) -> None:
+    model = next(model for model in models if model.name == name)
+    cut = 0
+    for seed in range(6):
+        asked: dict[str, Any] = {"model": name, "prompt": "a ", "max_tokens": 12, "seed": seed, "logprobs": 0, **more}
+        path = model.infill("a ___", seed=seed, max_steps=12)[0].trajectory
+        written = [path.events[number] for number in path.order if number >= 0]
+        answer = theirs.completions.create(**asked).choices[0]
+        tokens = told([answer])
+        begun = len("a ") if "echo" in more else 0
+        assert "".join(token for token, *_ in tokens) == answer.text[begun:]
+        assert all(answer.text[place : place + len(token)] == token for token, _, place in tokens)
+        shown = [event.log_probability for event in written][: len(tokens)]
+        assert [likely for _, likely, _ in tokens] == pytest.approx(shown)
+        assert len(tokens) == len(written) or "stop" in more
+        cut += len(tokens) < len(written)
+        streamed = told([chunk.choices[0] for chunk in theirs.completions.create(**asked, stream=True)])
+        assert [(token, place) for token, _, place in streamed] == [(token, place) for token, _, place in tokens]
+        assert [likely for _, likely, _ in streamed] == pytest.approx(shown)
+    assert cut > 0 or "stop" not in more
+
+
+def test_log_probabilities_come_with_every_text_that_asks_for_them(theirs: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "letters", "prompt": ["a ", "the "], "n": 2, "max_tokens": 4, "seed": 5}
+    answer = theirs.completions.create(**asked, logprobs=1)
+    for choice in answer.choices:
+        assert "".join(token for token, *_ in told([choice])) == choice.text
+    assert all(choice.logprobs is None for choice in theirs.completions.create(**asked).choices)
+
+
 def test_models_are_listed(theirs: openai.OpenAI) -> None:
     assert [model.id for model in theirs.models.list()] == ["letters", "leftward", "graphs"]
     assert theirs.models.retrieve("letters").owned_by == "insertlm"
@@ -106,7 +168,7 @@ def test_models_are_listed(theirs: openai.OpenAI) -> None:
 def test_their_errors_are_understood(theirs: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no such model is served here"):
         theirs.completions.create(model="gpt-4", prompt="a")
-    with pytest.raises(openai.UnprocessableEntityError, match="logprobs is not supported"):
+    with pytest.raises(openai.UnprocessableEntityError, match="expected 0 or 1: the tokens that were written have"):
         theirs.completions.create(model="letters", prompt="a", logprobs=3)
     with pytest.raises(openai.UnprocessableEntityError, match="expected 1 to 16 texts of one request, got 17"):
         theirs.completions.create(model="letters", prompt="a", n=17)

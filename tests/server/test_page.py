@@ -267,7 +267,7 @@ def test_a_connection_that_drops_is_said_to_have(open_page: Open) -> None:
     expect(problem).to_have_text("The server cannot be reached.")
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 320)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("light", 320), ("dark", 320)])
 def test_it_is_accessible_on_narrow_and_wide_screens(open_page: Open, scheme: str, width: int) -> None:
     page = open_page(color_scheme=scheme, viewport={"width": width, "height": 800})
     page.get_by_label("Model").select_option("filler")  # which has all controls

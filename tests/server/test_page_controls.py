@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,10 +21,20 @@ from insertlm.model import Model
 from insertlm.server import app as server_app
 from insertlm.server.app import create_app
 
+written = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "record_example.py"))["written"]
+
 EXAMPLES: dict[str, Any] = {
     "about": "Knows nothing at all.",
     "examples": [
-        {"name": "First", "request": {"text": "a ___ b ___", "seed": 3, "words": [2, None]}},
+        {
+            "name": "First",
+            "request": {
+                "text": "a {name:about 5 words} b {what:2-3 words} c ___ d ___",
+                "seed": 3,
+                "words": [None, None, 2, None],
+                "samples": 2,
+            },
+        },
         {"name": "Hot", "request": {"text": "hot ___", "temperature": 1.25, "samples": 2}},
     ],
 }
@@ -44,11 +55,9 @@ def url(serve: Callable[..., Any], models: list[Model], filler: Model) -> Iterat
 def own_examples(tmp_path: Path, serve: Callable[..., Any], filler: Model) -> Iterator[str]:
     """A server whose model brings examples, the first of them written beforehand."""
     model = text_model(filler.family, str(tmp_path))
-    request: dict[str, Any] = EXAMPLES["examples"][0]["request"]
-    with serve(models=[model]) as running, running.client() as client:
-        answer = client.post("/v1/infill", json=request).json()
-    first = {**EXAMPLES["examples"][0], "written": {"cells": ["a", " b"], "answer": answer}}
-    (tmp_path / "examples.json").write_text(json.dumps({**EXAMPLES, "examples": [first, EXAMPLES["examples"][1]]}))
+    first, second = EXAMPLES["examples"]
+    first = {**first, "written": written(model, first["request"])}
+    (tmp_path / "examples.json").write_text(json.dumps({**EXAMPLES, "examples": [first, second]}))
     with serve(models=[model]) as running:
         yield running.url
 
@@ -210,12 +219,14 @@ def test_the_example_that_was_written_beforehand_plays(open_page: Open, own_exam
     examples = page.request.get(f"{own_examples}/v1/models/{told['id']}/examples").json()
     assert told["about"] == EXAMPLES["about"]
     assert [each["request"] for each in examples["examples"]] == [each["request"] for each in EXAMPLES["examples"]]
-    answer = examples["examples"][0]["written"]["answer"]
+    texts = examples["examples"][0]["written"]["texts"]
     slider = page.get_by_role("slider", name="Replay")
-    expect(slider).to_have_value(str(len(answer["events"])))
-    assert shown(page) == answer["text"]
-    expect(page.get_by_label("Your text")).to_have_value("a ___ b ___")
-    expect(page.get_by_label("Blank 1: about")).to_have_value("2")
+    expect(slider).to_have_value(str(max(len(text["events"]) for text in texts)))
+    assert [shown(page, number) for number in range(2)] == [text["text"] for text in texts]
+    expect(page.get_by_label("Your text")).to_have_value(EXAMPLES["examples"][0]["request"]["text"])
+    expect(page.get_by_label("Blank 3: about")).to_have_value("2")
+    expect(page.locator("#blanks li").first).to_contain_text("{name:about 5 words}")
+    expect(page.get_by_role("radio", name="2")).to_be_checked()
     expect(page.get_by_text("An example, as")).to_be_visible()
     with page.expect_request("**/v1/infill") as asked:
         page.get_by_role("button", name="Hot").click()
@@ -223,6 +234,17 @@ def test_the_example_that_was_written_beforehand_plays(open_page: Open, own_exam
     assert (question["text"], question["temperature"], question["samples"]) == ("hot ___", 1.25, 2)
     assert "words" not in question
     expect(page.get_by_text("An example, as")).to_be_hidden()
+
+
+def test_the_example_plays_once_the_reader_gets_there(open_page: Open, own_examples: str) -> None:
+    page = open_page(own_examples, motion=True, viewport={"width": 360, "height": 400})
+    expect(page.get_by_text("An example, as")).to_be_attached()
+    slider = page.get_by_role("slider", name="Replay")
+    total = str(slider.get_attribute("max"))
+    expect(slider).to_have_value(total)
+    slider.evaluate("slider => slider.scrollIntoView()")
+    expect(slider).not_to_have_value(total)
+    expect(slider).to_have_value(total)
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,26 @@ streamed fill therefore comes as one piece. A family that writes a blank from le
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from insertlm.infill.drafts import BestOf, Event, InfillDraft
 from insertlm.infill.requests import Request as InfillRequest
-from insertlm.infill.results import Infilling
+from insertlm.infill.results import Infilling, spell
 from insertlm.server.errors import invalid
 from insertlm.server.registry import Registry, Served, answer_head
 from insertlm.server.requests import EventStream, RunningRequest, encode_event, while_connected
 from insertlm.server.routes import ERRORS, STREAM, expect_json, usage_of
-from insertlm.server.schemas import Choice, Completion, CompletionBody, LlamaAnswer, LlamaBody
+from insertlm.server.schemas import Choice, Completion, CompletionBody, LlamaAnswer, LlamaBody, Logprobs
 
 __all__ = ["other_routes"]
+
+_IMPOSSIBLE = -9999.0  # what OpenAI has in place of minus infinity, which is not JSON
 
 
 def other_routes(registry: Registry) -> APIRouter:
@@ -39,7 +43,8 @@ def other_routes(registry: Registry) -> APIRouter:
         # As with OpenAI, the n texts of a prompt stand together.
         echoed = [prompt if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        reply = _CompletionAnswer(answer_head("cmpl", one), [_GrowingFill(draft, stops) for draft in drafts], echoed)
+        fills = [_GrowingFill(draft, stops) for draft in drafts]
+        reply = _CompletionAnswer(answer_head("cmpl", one), fills, echoed, body.logprobs is not None)
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
             return EventStream(running, lambda: reply.chunks(running, usage), named=False)
@@ -80,9 +85,13 @@ def _between(before: str, behind: str, least: int | None = None) -> InfillReques
 def _check(body: CompletionBody, prompts: Sequence[str], most: int) -> None:
     if not 1 <= len(prompts) * (body.n or 1) <= most:
         raise invalid(f"expected 1 to {most} texts of one request, got {len(prompts) * (body.n or 1)}", "n")
-    for name, plain in (("best_of", (None, 1)), ("logprobs", (None, 0)), ("logit_bias", (None, {}))):
+    for name, plain in (("best_of", (None, 1)), ("logit_bias", (None, {}))):
         if getattr(body, name) not in plain:
             raise invalid(f"{name} is not supported", name)
+    if body.logprobs not in (None, 0, 1):
+        raise invalid(
+            "expected 0 or 1: the tokens that were written have log-probabilities, others have none", "logprobs"
+        )
 
 
 def _streams(one: Served) -> bool:
@@ -105,6 +114,8 @@ class _GrowingFill:
 
     def __init__(self, draft: InfillDraft | BestOf, stops: Sequence[str]) -> None:
         self.draft, self.stops, self.ids, self.sent = draft, [stop for stop in stops if stop], list[int](), ""
+        # Of every token its log-probability, and where its text ends. told: how many tokens `logprobs` has given
+        self.likely, self.ends, self.told = list[float](), list[int](), 0
         # So many characters at the end may be the beginning of a stop, so they are kept back.
         self.keep = max(map(len, self.stops), default=1) - 1
 
@@ -115,16 +126,39 @@ class _GrowingFill:
     def add(self, event: Event) -> str:
         """The text that can be sent after one more token."""
         self.ids.append(event.token)
+        self.likely.append(math.log(event.probability) if event.probability else _IMPOSSIBLE)
         text = self.draft.tokenizer.decode(self.ids)
         text = text.removeprefix(" ") if self.draft.given.spaces else text
         whole = self.cut(text)
         # Tokens are bytes: a character whose second half is yet to come decodes to U+FFFD.
+        self.ends.append(len(text.rstrip("\ufffd")))
         final = whole if whole != text else text[: len(text) - self.keep].rstrip("\ufffd")
         return self._rest(final)
 
     def finish(self, result: Infilling) -> str:
         """The text that has not been sent yet."""
+        path = result.trajectory
+        written = [path.events[number] for number in path.order if number >= 0]
+        self.ids = [event.token for event in written]
+        self.likely = [max(event.log_probability, _IMPOSSIBLE) for event in written]
         return self._rest(self.cut(result.fills[0]))
+
+    def logprobs(self, offset: int, done: bool) -> Logprobs:
+        """Of the tokens whose text was sent since the last call. offset: of the fill in the text   done: the fill has
+        ended, perhaps in the middle of a token, where a stop begins"""
+        if done:
+            parts = spell(self.draft.tokenizer, self.ids, " " if self.draft.given.spaces else "")
+            self.ends = [*accumulate(map(len, parts))]
+        found, begin = Logprobs(), self.ends[self.told - 1] if self.told else 0
+        for end, likely in [*zip(self.ends, self.likely, strict=True)][self.told :]:
+            if end > len(self.sent) and not (done and begin < len(self.sent)):
+                break
+            found.tokens.append(self.sent[begin:end])
+            found.token_logprobs.append(likely)
+            found.text_offset.append(offset + begin)
+            begin = end
+            self.told += 1
+        return found
 
     def _rest(self, text: str) -> str:
         rest = text[len(self.sent) :] if text.startswith(self.sent) else ""
@@ -137,10 +171,13 @@ class _GrowingFill:
 
 
 class _CompletionAnswer:
-    """An answer in OpenAI's format. head: id, time and model   echoed: what `echo` repeats before each text"""
+    """An answer in OpenAI's format. head: id, time and model   echoed: what `echo` repeats before each text
+    logprobs: whether to tell how likely each token was"""
 
-    def __init__(self, head: dict[str, Any], fills: Sequence[_GrowingFill], echoed: Sequence[str]) -> None:
-        self.head, self.fills, self.echoed = head, fills, echoed
+    def __init__(
+        self, head: dict[str, Any], fills: Sequence[_GrowingFill], echoed: Sequence[str], logprobs: bool
+    ) -> None:
+        self.head, self.fills, self.echoed, self.logprobs = head, fills, echoed, logprobs
 
     def whole(self, results: Sequence[Infilling]) -> Completion:
         choices = [
@@ -166,11 +203,13 @@ class _CompletionAnswer:
 
     def _choice(self, index: int, text: str, result: Infilling | None = None) -> Choice:
         """result: given for a text that is done"""
-        fill = self.fills[index]
-        first = self.echoed[index] if fill.sent == text else ""
-        if result is None:
-            return Choice(index=index, text=first + text, finish_reason=None)
-        return Choice(index=index, text=first + text, finish_reason="length" if fill.why(result) == "limit" else "stop")
+        fill, echoed = self.fills[index], self.echoed[index]
+        return Choice(
+            index=index,
+            text=(echoed if fill.sent == text else "") + text,
+            logprobs=fill.logprobs(len(echoed), result is not None) if self.logprobs else None,
+            finish_reason=None if result is None else "length" if fill.why(result) == "limit" else "stop",
+        )
 
     def _chunk(self, choices: list[Choice], **more: Any) -> bytes:
         return encode_event(Completion(**self.head, choices=choices, **more).model_dump())

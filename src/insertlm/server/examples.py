@@ -3,7 +3,7 @@
     {"about": "Short stories for children.", "examples": [{"name": "Two blanks", "request": {"text": "Once ___."}}]}
 
 A request is the body of a request to /v1/infill. The first example may have been written beforehand, with its events:
-the page plays it when it opens (docs/record_example.py).
+the page plays it when it opens. `python docs/record_example.py FOLDER` writes it into the file.
 """
 
 from __future__ import annotations
@@ -14,18 +14,29 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
-from insertlm.server.schemas import InfillAnswer, InfillBody
+from insertlm.server.schemas import EventShape, InfillBody, PieceShape
 
-__all__ = ["FILE", "Example", "ModelExamples", "Written", "read_examples"]
+__all__ = ["FILE", "Example", "ModelExamples", "Written", "WrittenText", "read_examples"]
 
 FILE = "examples.json"
 
 
+class WrittenText(BaseModel):
+    """What the page shows of a text in an answer. Nothing else is kept, so a file stays readable when answers get new
+    fields."""
+
+    text: str
+    note: str | None = None
+    probabilities: dict[str, dict[str, float]] = Field(default_factory=dict)
+    pieces: list[PieceShape]
+    events: list[EventShape]
+
+
 class Written(BaseModel):
-    """An answer with what it started from: the texts of the cells that a stream tells in its first event."""
+    """The texts of an answer, and the cells they started from, which a stream tells in its first event."""
 
     cells: list[str]
-    answer: InfillAnswer
+    texts: list[WrittenText] = Field(min_length=1)
 
 
 class Example(BaseModel):

@@ -21,6 +21,7 @@ __all__ = [
     "InfillBody",
     "LlamaAnswer",
     "LlamaBody",
+    "Logprobs",
     "ModelList",
     "ModelShape",
     "PieceShape",
@@ -165,7 +166,9 @@ class CompletionBody(_LenientBody):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     best_of: _Int | None = Field(None, description="values above 1 are not supported")
-    logprobs: _Int | None = Field(None, description="not supported")
+    logprobs: _Int | None = Field(
+        None, description="0 or 1: the log-probability of every token that was written; there are none of other tokens"
+    )
     logit_bias: dict[str, Any] | None = Field(None, description="not supported")
 
 
@@ -272,10 +275,20 @@ class Graph(BaseModel):
     path: list[int]
 
 
+class Logprobs(BaseModel):
+    """OpenAI's. The tokens in reading order, and where they begin in the text; joined, they are what was written. Each
+    log-probability is that of the insertion, when it happened, as `probability` of an event of /v1/infill."""
+
+    tokens: list[str] = Field(default_factory=list)
+    token_logprobs: list[float] = Field(default_factory=list)
+    top_logprobs: None = None
+    text_offset: list[int] = Field(default_factory=list)
+
+
 class Choice(BaseModel):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: Logprobs | None = None
     finish_reason: Literal["stop", "length"] | None
 
 

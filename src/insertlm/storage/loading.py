@@ -19,15 +19,18 @@ _BLOCKS = "backbone.blocks."
 
 def hollow_family(recipe: Recipe, weights: Unpacked, folder: Path) -> Family:
     """The model of a recipe, with parameters that take no memory yet. Refuses weights that do not fit it."""
-    # Even a hollow block takes a millisecond, so their number is compared first.
-    blocks = {name.removeprefix(_BLOCKS).partition(".")[0] for name in weights if name.startswith(_BLOCKS)}
-    if len(blocks) != recipe.model.layers:
-        raise _misfit(folder, f"they have {len(blocks):,} layers, expected {recipe.model.layers:,}")
-    family = build_family(recipe, hollow=True)
     try:
         shapes = {name: weights.shape(name) for name in weights}
     except InsertlmError as error:
         raise InsertlmError(f"{folder}: damaged weights: {error}") from error
+    # Even a hollow block takes a millisecond, and its buffers take memory: their number and width are compared first.
+    blocks = {name.removeprefix(_BLOCKS).partition(".")[0] for name in weights if name.startswith(_BLOCKS)}
+    if len(blocks) != recipe.model.layers:
+        raise _misfit(folder, f"they have {len(blocks):,} layers, expected {recipe.model.layers:,}")
+    width = shapes.get(f"{_BLOCKS}0.down.weight", ())[:1]
+    if width not in ((), (recipe.model.width,)):
+        raise _misfit(folder, f"they are {width[0]:,} wide, expected {recipe.model.width:,}")
+    family = build_family(recipe, hollow=True)
     own = family.state_dict()
     # load_state_dict checks this too, but its message lists every name and does not say which folder.
     for name in sorted(own.keys() | shapes.keys()):

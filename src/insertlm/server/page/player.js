@@ -65,6 +65,13 @@ export class Player {
     this.seek(this.total);
   }
 
+  /** Walks through the texts once more, for a reader who has only now come to them. */
+  again() {
+    if (calm.matches) return;
+    this.seek(0);
+    this.#play();
+  }
+
   /** Show the moment after so many insertions, and stay there. */
   seek(count) {
     this.#pause();

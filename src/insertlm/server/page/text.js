@@ -177,10 +177,21 @@ function open({ request, written }, model) {
   caption.textContent = "";
   if (!written) return;
   caption.textContent = `An example, as ${model} wrote it. Change the text, and press “Fill in”.`;
-  player.start(written.cells);
-  for (const event of written.answer.events) player.insert(event);
-  player.finish([written.answer]);
-  describe([written.answer], request.seed ?? 0);
+  player.start(written.cells, written.texts.length);
+  for (const { events } of written.texts) for (const event of events) player.insert(event);
+  player.finish(written.texts);
+  describe(written.texts, request.seed ?? 0);
+  // On a phone it stands below the form, so it plays when the reader gets there, unless another text is there by then.
+  if (result.getBoundingClientRect().top > innerHeight) whenSeen(result, () => caption.textContent && player.again());
+}
+
+function whenSeen(element, action) {
+  const observer = new IntersectionObserver(([{ isIntersecting }]) => {
+    if (!isIntersecting) return;
+    observer.disconnect();
+    action();
+  });
+  observer.observe(element);
 }
 
 // --- Text and clipboard

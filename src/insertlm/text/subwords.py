@@ -23,6 +23,7 @@ import msgspec
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from insertlm.core.assets import find_bundled
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason, write_atomically
 from insertlm.text.tokenizers import Specials
@@ -194,9 +195,9 @@ _FILES = ("tokenizer.json", "vocab.txt")  # of a folder
 
 
 def load_tokenizer(source: str) -> SubwordTokenizer:
-    """From a tokenizer.json, a BERT vocab.txt, a folder with either, a GGUF file, or by a name on the Hugging Face
-    hub."""
-    place = Path(source)
+    """From a tokenizer.json, a BERT vocab.txt, a folder with either, a GGUF file, or by the name of a bundled model or
+    one on the Hugging Face Hub."""
+    place = find_bundled(source) or Path(source)
     try:
         if place.is_dir():
             place = next((place / name for name in _FILES if (place / name).is_file()), place)

@@ -168,7 +168,7 @@ def test_it_is_no_start_for_graphs(base: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.gguf", "missing.gguf: no such tokenizer"),
+        ("missing.gguf", "missing.gguf: no such file; expected a GGUF file"),
         ("empty", "empty: no model there"),
         ("none", "none: no model there; expected a run folder"),
     ],

@@ -208,7 +208,9 @@ def load_tokenizer(source: str) -> SubwordTokenizer:
         raise InsertlmError(f"{source}: cannot be read: {reason(error)}") from error
     if exists:
         raise InsertlmError(f"{source}: no tokenizer there; expected a folder with tokenizer.json or vocab.txt")
-    if place.suffix in (".json", ".txt", ".gguf") or place.is_absolute():
+    if place.suffix == ".gguf":
+        raise InsertlmError(f"{source}: no such file; expected a GGUF file, which holds a model and its tokenizer")
+    if place.suffix in (".json", ".txt") or place.is_absolute():
         raise InsertlmError(f"{source}: no such tokenizer; make one with: insertlm data tokenizer FILES --out {source}")
     return _fetch(source)
 

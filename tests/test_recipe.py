@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from insertlm.recipe import (
 )
 from insertlm.tasks.star import PRESETS as STAR_PRESETS
 from insertlm.tasks.star import Star
+from insertlm.text.subwords import train_bpe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 MODELS = "paper, mini, zebra, zebra-19m, smollm2-135m"
@@ -54,6 +56,32 @@ def written(folder: Path, text: str | bytes) -> Path:
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_recipe_of_the_repository_loads(path: Path) -> None:
     assert load_recipe(path).train.steps > 0
+
+
+ENGLISH = sorted((RECIPES / "english").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
+def test_recipes_of_english_describe_models_that_can_be_trained_and_write(path: Path, tmp_path: Path) -> None:
+    """The files that they name are not in the repository; a tokenizer takes the place of theirs."""
+    train_bpe(["a cat and a dog"], 270).save(tmp_path / "tokenizer.json")
+    recipe = load_recipe(path, [("task.tokenizer", str(tmp_path / "tokenizer.json"))])
+    with torch.device("meta"):
+        family = build_family(recipe)
+    family.abilities.check(recipe.decode)
+    assert family.vocabulary == 270
+    assert family.backbone.embedding.weight.shape[1] == 576
+    assert recipe.train.start, "all begin with a pretrained model"
+
+
+def test_rivals_in_english_differ_in_their_family_alone() -> None:
+    rivals = [load_recipe(RECIPES / "english" / f"{name}.yaml") for name in ("fill", "both", "ilm", "mdm", "arm")]
+    assert len({recipe.family.tag for recipe in rivals}) == len(rivals)
+    for recipe in rivals:
+        assert (recipe.task, recipe.model, recipe.optim) == (rivals[0].task, rivals[0].model, rivals[0].optim)
+        assert msgspec.structs.replace(recipe.train, batch_size=1) == msgspec.structs.replace(
+            rivals[0].train, batch_size=1
+        )
 
 
 @pytest.mark.parametrize("task", ["easy", "medium", "hard"])

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from running import CPU, quiet
+from safetensors.torch import load_file
 
 from insertlm.core.errors import InsertlmError
 from insertlm.model import load
 from insertlm.nn.adapters.llama import read_pretrained
 from insertlm.recipe import Recipe, parse_recipe
+from insertlm.release import rounded
 from insertlm.storage import checkpoints
 from insertlm.text.subwords import load_tokenizer, train_bpe
 from insertlm.training.loop import train
@@ -112,6 +114,24 @@ def test_what_it_has_learnt_is_kept(base: Path) -> None:
     assert math.isfinite(first.max().item())
 
 
+def test_a_bundled_model_in_few_bits_is_a_start_by_its_name(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train.start: english` and `task.tokenizer: english`, as recipes/english/domain_cpu.yaml has them."""
+    tree, run = _tree(recipe_of(base)), base.parent / "run"
+    train(parse_recipe({**tree, "optim": {**tree["optim"], "rounded": 1.0}}, "test"), run, CPU, quiet())
+    rounded.main(str(run), str(base.parent / "assets" / "small"))
+    packed = load_file(base.parent / "assets" / "small" / "model.safetensors")
+    assert any(value.dtype == torch.uint8 for value in packed.values())
+
+    monkeypatch.setattr("insertlm.core.assets._ASSETS", base.parent / "assets")
+    again = base.parent / "again"
+    task, started = {**tree["task"], "tokenizer": "small"}, {**tree["train"], "start": "small"}
+    train(parse_recipe({**tree, "task": task, "train": started}, "test"), again, CPU, quiet())
+    expected = load("small", "cpu", halved=False).family.state_dict()
+    found = load(again, "cpu").family.state_dict()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+
+
 def test_its_shape_is_what_the_section_model_must_say(base: Path) -> None:
     with pytest.raises(InsertlmError, match=r"another network; expected there layers: 2, tied: True$"):
         train(recipe_of(base, layers=3, tied=False), base.parent / "run", CPU, quiet())
@@ -148,7 +168,7 @@ def test_it_is_no_start_for_graphs(base: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.gguf", "missing.gguf: no such tokenizer"),
+        ("missing.gguf", "missing.gguf: no such file; expected a GGUF file"),
         ("empty", "empty: no model there"),
         ("none", "none: no model there; expected a run folder"),
     ],

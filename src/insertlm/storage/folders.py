@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from insertlm.core.assets import bundled, find_bundled, is_bundled
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason
 from insertlm.storage import checkpoints
@@ -16,24 +17,13 @@ from insertlm.storage.weights import Unpacked, unpack
 
 __all__ = ["bundled", "find", "is_bundled", "is_ours", "read_weights"]
 
-_ASSETS = Path(__file__).parents[1] / "assets"
-
-
-def bundled() -> list[str]:
-    """The names of the models that come with the package."""
-    return sorted(path.parent.name for path in _ASSETS.glob("*/recipe.yaml"))
-
-
-def is_bundled(folder: Path) -> bool:
-    return folder.parent == _ASSETS
-
 
 def find(name: str) -> Path:
     """The folder of a model, by its name, path or id."""
     if not name:
         raise InsertlmError("the name of a model is empty; expected a run folder or the name of a bundled model")
-    if name in bundled():
-        return _ASSETS / name
+    if (folder := find_bundled(name)) is not None:
+        return folder
     try:
         if (Path(name) / "recipe.yaml").is_file():
             return Path(name)

@@ -67,7 +67,7 @@ class Text(Task, frozen=True, kw_only=True, tag="text"):
     validation: Sources = ()  # the same; none: a share of the training files
     test: Sources = ()  # the same
     share: Share = 0.01  # of the training files' documents, for each split that has no files
-    vocabulary: str = msgspec.field(name="tokenizer")  # tokenizer.json, BERT's vocab.txt, their folder or a hub name
+    vocabulary: str = msgspec.field(name="tokenizer")  # tokenizer.json, vocab.txt, .gguf, folder, bundled or hub name
     block: Count  # most tokens of a document
     longer: Longer = "truncate"  # what to do with documents that have more: truncate, skip, or split into passages
     excerpts: Fraction = 0.0  # share of the documents of which some consecutive sentences become a document too

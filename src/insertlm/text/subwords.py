@@ -23,6 +23,7 @@ import msgspec
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from insertlm.core.assets import find_bundled
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import reason, write_atomically
 from insertlm.text.tokenizers import Specials
@@ -194,9 +195,9 @@ _FILES = ("tokenizer.json", "vocab.txt")  # of a folder
 
 
 def load_tokenizer(source: str) -> SubwordTokenizer:
-    """From a tokenizer.json, a BERT vocab.txt, a folder with either, a GGUF file, or by a name on the Hugging Face
-    hub."""
-    place = Path(source)
+    """From a tokenizer.json, a BERT vocab.txt, a folder with either, a GGUF file, or by the name of a bundled model or
+    one on the Hugging Face Hub."""
+    place = find_bundled(source) or Path(source)
     try:
         if place.is_dir():
             place = next((place / name for name in _FILES if (place / name).is_file()), place)
@@ -207,7 +208,9 @@ def load_tokenizer(source: str) -> SubwordTokenizer:
         raise InsertlmError(f"{source}: cannot be read: {reason(error)}") from error
     if exists:
         raise InsertlmError(f"{source}: no tokenizer there; expected a folder with tokenizer.json or vocab.txt")
-    if place.suffix in (".json", ".txt", ".gguf") or place.is_absolute():
+    if place.suffix == ".gguf":
+        raise InsertlmError(f"{source}: no such file; expected a GGUF file, which holds a model and its tokenizer")
+    if place.suffix in (".json", ".txt") or place.is_absolute():
         raise InsertlmError(f"{source}: no such tokenizer; make one with: insertlm data tokenizer FILES --out {source}")
     return _fetch(source)
 

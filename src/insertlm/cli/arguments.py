@@ -29,6 +29,9 @@ OVERRIDES = {
     "infill set": ("decode",),
     "data": (),
     "data infilling": (),
+    "models": (),
+    "info": (),
+    "compare": (),
     "export": (),
     "lm-eval": (),  # main.py passes its arguments on unread
     "solve": (),
@@ -163,6 +166,9 @@ def parser() -> argparse.ArgumentParser:
         _add_infill_set,
         _add_data,
         _add_data_infilling,
+        _add_models,
+        _add_info,
+        _add_compare,
         _add_export,
         _add_lm_eval,
         _add_solve,
@@ -396,6 +402,35 @@ def _add_solve(subparsers: Any) -> None:
     )
     command = _add(subparsers, "solve", "solve a zebra puzzle or a sudoku, or say what is wrong with it", note)
     command.file("file", "file of clues or of a grid; - reads standard input")
+
+
+# --- Which models there are
+
+
+def _add_models(subparsers: Any) -> None:
+    command = _add(subparsers, "models", "list the bundled models and those of a folder")
+    command.add_argument(
+        "folder",
+        nargs="?",
+        type=_folder,
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="folder of run folders (default: runs)",
+    )
+    command.flag("--json", "print a JSON list instead")
+
+
+def _add_info(subparsers: Any) -> None:
+    command = _add(subparsers, "info", "say what a model is, what it can do and what it was trained on")
+    command.add_argument("model", metavar="MODEL", help="run folder, exported folder, Hub id or bundled model")
+    command.flag("--json", "print a JSON object instead")
+
+
+def _add_compare(subparsers: Any) -> None:
+    note = "Evaluations are the files that insertlm evaluate RUN has written into the run folders."
+    command = _add(subparsers, "compare", "show runs side by side, with their last validation and evaluations", note)
+    command.add_argument("runs", nargs="+", metavar="RUN", help="run folder")
+    command.flag("--json", "print a JSON list instead")
 
 
 # --- Using models elsewhere

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from insertlm.cli.common import load_model, settings_of, shared_work
+from insertlm.cli.common import load_model, settings_of, shared_work, split_of
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable, write_atomically
 
@@ -41,7 +41,7 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
     if out:
         check_writable(out)
     task, size = model.recipe.task, args.batch_size
-    examples = task.examples(args.split, args.count)
+    examples = split_of(task, args)
     with progress_bar("evaluating", len(examples)) if processes.first else nullcontext(lambda done: None) as advance:
         scores = evaluate_family(model.family, task, examples, settings, size, advance, processes)
     if not processes.first:  # all have the result, one reports it

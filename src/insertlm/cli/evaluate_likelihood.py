@@ -6,6 +6,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from insertlm.cli.common import split_of
 from insertlm.cli.measuring import finish, journal_of, name_of, out_of, plain, print_numbers
 from insertlm.data.textfiles import read_texts, stem
 from insertlm.evaluation.journal import Journal
@@ -50,7 +51,7 @@ def _passages(model: Model, args: Namespace) -> list[Passage]:
 
     if args.data is not None:
         return passages_of(model, read_texts(args.data, args.field, args.count))
-    examples = model.recipe.task.examples(args.split, args.count)
+    examples = split_of(model.recipe.task, args)
     return [Passage(example.prefix, example.target, model.decode(example.target)) for example in examples]
 
 

@@ -6,7 +6,7 @@ rich prints plain text where the output is not a terminal, so colour must never 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -65,11 +65,11 @@ def results_table(rows: Sequence[tuple[str, str, str]]) -> Table:
     return table
 
 
-def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Each row has a name and numbers, under a header."""
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[int] = (0,)) -> Table:
+    """Each row has a name and numbers, under a header. texts: the columns that hold text"""
     table = Table(box=None, header_style=FAINT, padding=(0, 2))
     for column, name in enumerate(header):
-        table.add_column(name, justify="right" if column else "left")
+        table.add_column(name, justify="left" if column in texts else "right")
     for row in rows:
         table.add_row(*row)
     return table

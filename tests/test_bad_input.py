@@ -160,7 +160,7 @@ def newest() -> Path:
         ("plot training nothing", "nothing/metrics.jsonl: no such file; expected the metrics of a run"),
         (
             "plot training run run",
-            "no validation accuracy in run; expected runs of tasks, with train.validate_every above 0",
+            "no validation accuracy in run; expected runs with train.validate_every above 0",
         ),
         ("plot training run --decode.order margin", "unknown argument --decode.order; see insertlm plot --help"),
         (

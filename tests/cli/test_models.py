@@ -13,6 +13,7 @@ from commanding import RECIPE, RUN, output
 import insertlm
 from insertlm.cli.main import main
 from insertlm.model import bundled
+from insertlm.recipe import load_recipe
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -102,3 +103,23 @@ def test_runs_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert capsys.readouterr().err == (
         f"insertlm: {run}/evaluation-test.json: expected a result of insertlm evaluate RUN\n"
     )
+
+
+def test_four_families_learn_one_small_task_and_are_one_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Those of recipes/star_cpu, which differ in the family and in how it decodes alone."""
+    recipes = sorted((Path(__file__).parents[2] / "recipes" / "star_cpu").glob("*.yaml"))
+    short = ["--train.steps", "4", "--train.validate_every", "4", "--task.train", "300", "--task.validation", "4"]
+    short += ["--model.layers", "1", "--model.width", "16", "--train.batch_size", "8", "--device", "cpu"]
+    for recipe in recipes:
+        output(capsys, "train", str(recipe), "--run", str(tmp_path / recipe.stem), *short)
+    runs = [str(tmp_path / recipe.stem) for recipe in recipes]
+    found = listed(capsys, "compare", *runs)
+    assert [each["family"] for each in found] == ["arm", "ilm", "it", "mdm"] == [recipe.stem for recipe in recipes]
+    assert {each["steps"] for each in found} == {4}
+    assert {each["measured"] for each in found} == {"accuracy"}
+    whole = [load_recipe(recipe) for recipe in recipes]
+    assert len({(each.task, each.optim, each.train, each.model) for each in whole}) == 1
+    told = output(capsys, "compare", *runs)
+    assert all(run in told.replace("\n", "") for run in runs)

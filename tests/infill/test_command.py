@@ -52,7 +52,8 @@ def test_the_command_prints_the_text(command: Callable[..., Any], few: Family) -
     assert all(line["text"] == f"a\t{line['fills'][0]} b" for line in lines)
     alone = text_model(few).infill("a\t___ b", samples=3, seed=4, max_length=2, max_steps=30)
     assert [line["text"] for line in lines] == [each.text for each in alone]
-    assert {*lines[0]} == {"text", "fills", "complete", "limit", "stop_probability", "events"}
+    keys = {"text", "fills", "named", "probabilities", "complete", "limit", "stop_probability", "events"}
+    assert {*lines[0]} == keys
 
 
 def test_the_command_inserts_anywhere_if_asked(command: Callable[..., Any], few: Family) -> None:
@@ -69,10 +70,25 @@ def test_the_command_shows_the_order(command: Callable[..., Any]) -> None:
     assert "dog" in last
 
 
+def test_the_command_shows_the_blanks_alone_and_the_empty_ones(command: Callable[..., Any]) -> None:
+    before, behind = "far away the cat " * 9, " the cat far away" * 9
+    text = f"{before}near ___ by ___ there{behind}"
+    out, _ = command(text, "--show", "--min", "2,0", "--max", "2,0", "--decode.max_steps", "9")
+    first, second, last = out.splitlines()
+    for line in (first, second, last):
+        assert "… the cat far away the cat near " in line, "whole words"
+        assert " by [ ] there the cat far away the …" in line
+    assert (first.count("›"), second.count("›"), last.count("›")) == (1, 1, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("--max 2", "it was ended by --max after 2 tokens; raise it for longer fills"),
+        (
+            "--max 2",
+            "it was ended by the most of a blank (--max, or what the text says of it) after 2 tokens; raise it for "
+            "longer fills",
+        ),
         ("--decode.max_tokens 1", "it reached --decode.max_tokens after 1 token; raise it for a longer text"),
         (
             "--decode.max_steps 3",

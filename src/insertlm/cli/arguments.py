@@ -201,10 +201,12 @@ def _add_train(subparsers: Any) -> None:
 
 def _add_evaluate(subparsers: Any) -> None:
     note = f"{_DECODE} To evaluate texts: insertlm evaluate nll, likelihood, infilling, judge or frontier."
-    command = _add(subparsers, "evaluate", "measure the accuracy of a model on its task", note)
+    command = _add(
+        subparsers, "evaluate", "measure a model on its task: accuracy or, of text, likelihood and fills", note
+    )
     command.add_argument("model", metavar="RUN", help="run folder or bundled model")
     command.split()
-    command.number("--count", "number of examples (default: the whole split)")
+    command.number("--count", "number of examples (default: the whole split; of text 100)")
     command.number("--batch-size", "sequences written at once", 500)
     command.file("--out", "JSON file to write (default: in RUN, named after split and settings; none if bundled)")
     command.checkpoint()
@@ -487,7 +489,7 @@ def _add_plot(subparsers: Any) -> None:
         each.seed("the examples")
         each.device()
 
-    curves = _add(plots, "training", "draw validation accuracy over training", function="plot_training")
+    curves = _add(plots, "training", "draw accuracy, or of text the losses, over training", function="plot_training")
     about = "run folder; runs that were trained in stages share a line"
     curves.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
     over = _one_of("minutes", "steps")

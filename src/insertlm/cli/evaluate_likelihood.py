@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from insertlm.evaluation.likelihoods import Passage, Summary
     from insertlm.model import Model
 
-__all__ = ["evaluate_likelihood"]
+__all__ = ["evaluate_likelihood", "print_likelihood"]
 
 
 def evaluate_likelihood(args: Namespace) -> None:
@@ -34,7 +34,7 @@ def evaluate_likelihood(args: Namespace) -> None:
         summary = summarise(measure(model, passages, effort, journal, advance))
     data = {"split": args.split} if args.data is None else {"file": str(args.data)}
     print(f"{args.source}, {'its own ' + args.split + ' split' if args.data is None else args.data}")
-    _print_likelihood(summary)
+    print_likelihood(summary)
     record = {
         "family": model.recipe.family.tag,
         "step": model.step,
@@ -55,7 +55,7 @@ def _passages(model: Model, args: Namespace) -> list[Passage]:
     return [Passage(example.prefix, example.target, model.decode(example.target)) for example in examples]
 
 
-def _print_likelihood(summary: Summary) -> None:
+def print_likelihood(summary: Summary) -> None:
     from insertlm.cli.terminal import results_table, standard_output
 
     kind = "exact" if not summary.bounds else f"{summary.exact:,} exact, {summary.bounds:,} as a lower bound"

@@ -1,6 +1,6 @@
 """The commands `models`, `info` and `compare`: which models there are, what one of them is, and runs side by side.
 
-No weights are read, so that a folder of many models is listed in a moment and one whose weights are damaged is described.
+No weights are read: a folder of many models is listed in a moment, and one whose weights are damaged is described.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def info(args: Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """A file of `insertlm evaluate` in a run's folder. name: which split, checkpoint and settings   shown: its figures"""
+    """A file of `insertlm evaluate` in a run's folder. name: split, checkpoint and settings   shown: its figures"""
 
     name: str
     shown: str
@@ -155,7 +155,7 @@ class _Evaluation:
 @dataclass(frozen=True)
 class _Run:
     """A line of `compare`. steps, minutes: of training so far   validation: the last one, an accuracy in percent or a
-    loss"""
+    loss   evaluations: the files of `insertlm evaluate` in its folder"""
 
     run: str
     task: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,26 +48,37 @@ def plot_trajectory(args: Namespace) -> None:
 
 
 def plot_training(args: Namespace) -> None:
-    from insertlm.plots import Curve, save, training_figure
+    from insertlm.plots import Curve, check_place, loss_figure, save, training_figure
     from insertlm.recipe import load_recipe
-    from insertlm.training.metrics import accuracies, read_metrics
+    from insertlm.training.metrics import accuracies, losses, read_metrics, validation_losses
 
+    check_place(args.out)
     logs = {run: read_metrics(run / "metrics.jsonl") for run in args.runs}
-    if silent := [str(run) for run, log in logs.items() if not accuracies(log)]:
-        raise InsertlmError(
-            f"no validation accuracy in {', '.join(silent)}; expected runs of tasks, with train.validate_every above 0"
-        )
     recipes = {
         run: load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs
     }  # runs that differ only in their seed share a label
+    answers = {run: recipe.task.has_answers for run, recipe in recipes.items()}
+    if len({*answers.values()}) > 1:
+        texts, tasks = (next(run for run in args.runs if answers[run] is kind) for kind in (False, True))
+        raise InsertlmError(f"{tasks} has accuracies and {texts}, a run of text, losses; expected runs of one kind")
+    solves = all(answers.values())
+    if silent := [str(run) for run, log in logs.items() if not (accuracies if solves else losses)(log)]:
+        hint = "validation accuracy in {}; expected runs with train.validate_every above 0"
+        wanted = hint if solves else "loss in {}; expected runs that have begun"
+        raise InsertlmError(f"no {wanted.format(', '.join(silent))}")
     stages = _stages(recipes)
     lasts = [last for *_, last in stages]  # if an ILM began with the weights of an ARM, the line is labelled ILM
     labels = labels_of([_alone(recipes[run]) for run in lasts], lasts)
     curves = []
     for label, runs in zip(labels, stages, strict=True):
-        places, shares = _joined([logs[run] for run in runs], over_steps=args.over == "steps")
-        curves.append(Curve(label, places, shares))
-    save(training_figure(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
+        measured = [logs[run] for run in runs]
+        # A training without validations has losses all the same.
+        for of in (accuracies,) if solves else (losses, validation_losses):
+            places, values = _joined(measured, of, over_steps=args.over == "steps")
+            if values:
+                curves.append(Curve(label, places, values, learning=of is losses))
+    draw = training_figure if solves else loss_figure
+    save(draw(curves, "steps" if args.over == "steps" else "minutes of training"), args.out)
     print(f"wrote {args.out}")
 
 
@@ -97,19 +108,26 @@ def _begun_with(start: str, runs: Collection[Path]) -> Path | None:
     return namesakes[0] if len(namesakes) == 1 else None
 
 
-def _joined(logs: Sequence[Sequence[Measure]], *, over_steps: bool) -> tuple[list[float], list[float]]:
-    """The validations of all stages, each after the end of the stage before: minutes or steps, and accuracies."""
-    from insertlm.training.metrics import accuracies, training_seconds
+def _joined(
+    logs: Sequence[Sequence[Measure]],
+    of: Callable[[Sequence[Measure]], list[tuple[int, float]]],
+    *,
+    over_steps: bool,
+) -> tuple[list[float], list[float]]:
+    """What all stages measured, each after the end of the stage before: minutes or steps, and values.
+    of: steps and values of a log"""
+    from insertlm.training.metrics import training_seconds
 
-    places, shares, end = list[float](), list[float](), 0.0
+    places, values, end = list[float](), list[float](), 0.0
     for log in logs:
-        steps = [step for step, _ in accuracies(log)]
+        found = of(log)
+        steps = [step for step, _ in found]
         last = max(measure.step for measure in log)
         own = [*steps, last] if over_steps else [seconds / 60 for seconds in training_seconds(log, [*steps, last])]
         places += [end + place for place in own[:-1]]
-        shares += [share for _, share in accuracies(log)]
+        values += [value for _, value in found]
         end += own[-1]  # training went on after the last validation
-    return places, shares
+    return places, values
 
 
 def plot_graph(args: Namespace) -> None:

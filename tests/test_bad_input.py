@@ -197,7 +197,7 @@ def test_standard_input_that_cannot_be_read(
 
 
 def test_a_mistake_in_a_recipe_is_all_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for mistake in ("--task.degree=9", "--train.batch_size=1000", "--train.accumulate=3", "--train.start=nothing"):
+    for mistake in ("--task.degree=9", "--train.accumulate=3", "--train.start=nothing"):
         assert main(["train", "r.yaml", "--run", "new", "--device", "cpu", mistake]) == 2, mistake
         out, err = capsys.readouterr()
         assert (out, len(err.splitlines())) == ("", 1), mistake

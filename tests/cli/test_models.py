@@ -63,7 +63,7 @@ def test_a_model_is_described(capsys: pytest.CaptureFixture[str], name: str) -> 
     assert (told["task"], told["family"]) == (model.recipe.task.tag, model.recipe.family.tag)
     assert told["abilities"]["decides_length"] is model.family.abilities.decides_length
     assert told["decode"]["max_steps"] == model.recipe.decode.max_steps
-    assert told["weights_bytes"] > told["parameters"] / 2
+    assert told["weights_bytes"] > told["parameters"] / 4
     assert Path(told["folder"]) == model.folder.resolve()
     assert told["steps"] == (model.recipe.train.steps if model.step is None else model.step)
     shown = output(capsys, "info", name)
@@ -80,9 +80,11 @@ def test_missing_and_damaged_weights_are_no_obstacle(capsys: pytest.CaptureFixtu
     assert "none yet" in output(capsys, "info", str(run))
 
 
-def test_runs_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run = shutil.copytree(RUN, tmp_path / "run")
-    other = shutil.copytree(RUN, tmp_path / "other")
+def test_runs_are_compared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("run", "other"):
+        shutil.copytree(RUN, tmp_path / name)
+    monkeypatch.chdir(tmp_path)  # names are short, or the table would be too wide
+    run, other = Path("run"), Path("other")
     for file in [*run.glob("evaluation-*"), *other.glob("evaluation-*")]:
         file.unlink()
     output(capsys, "evaluate", str(run), "--count", "4", "--device", "cpu")
@@ -106,15 +108,16 @@ def test_runs_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 
 def test_four_families_learn_one_small_task_and_are_one_table(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Those of recipes/star_cpu, which differ in the family and in how it decodes alone."""
     recipes = sorted((Path(__file__).parents[2] / "recipes" / "star_cpu").glob("*.yaml"))
+    monkeypatch.chdir(tmp_path)
     short = ["--train.steps", "4", "--train.validate_every", "4", "--task.train", "300", "--task.validation", "4"]
     short += ["--model.layers", "1", "--model.width", "16", "--train.batch_size", "8", "--device", "cpu"]
     for recipe in recipes:
-        output(capsys, "train", str(recipe), "--run", str(tmp_path / recipe.stem), *short)
-    runs = [str(tmp_path / recipe.stem) for recipe in recipes]
+        output(capsys, "train", str(recipe), "--run", recipe.stem, *short)
+    runs = [recipe.stem for recipe in recipes]
     found = listed(capsys, "compare", *runs)
     assert [each["family"] for each in found] == ["arm", "ilm", "it", "mdm"] == [recipe.stem for recipe in recipes]
     assert {each["steps"] for each in found} == {4}
@@ -122,4 +125,4 @@ def test_four_families_learn_one_small_task_and_are_one_table(
     whole = [load_recipe(recipe) for recipe in recipes]
     assert len({(each.task, each.optim, each.train, each.model) for each in whole}) == 1
     told = output(capsys, "compare", *runs)
-    assert all(run in told.replace("\n", "") for run in runs)
+    assert [line.split()[0] for line in told.splitlines()] == ["run", *runs]

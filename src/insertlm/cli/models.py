@@ -88,22 +88,23 @@ def _listed(name: str, folder: Path, *, bundled: bool) -> _Listed:
 def info(args: Namespace) -> None:
     from insertlm.cli.terminal import results_table, standard_output
     from insertlm.recipe import portable
+    from insertlm.storage import checkpoints
     from insertlm.storage.folders import find
 
     folder = find(args.model)
     recipe, family = _read(folder)
     task, shape, steps = recipe.task, recipe.model, _steps(folder, recipe)
-    files = (
-        [folder / "model.safetensors"] if _released(folder) else sorted(folder.glob("checkpoints/*/ema*.safetensors"))
-    )
-    record = {
+    newest = None if _released(folder) else checkpoints.latest(folder / "checkpoints")
+    files = [folder / "model.safetensors"] if newest is None else [*newest.glob("ema*.safetensors")]
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    record: dict[str, Any] = {
         "name": args.model,
         "folder": str(folder.resolve()),
         "about": _about(folder) or _purpose(recipe, family),
         "task": task.tag,
         "family": recipe.family.tag,
         "parameters": _parameters(family),
-        "weights_bytes": sum(file.stat().st_size for file in files if file.is_file()),
+        "weights_bytes": size,
         "layers": shape.layers,
         "width": shape.width,
         "heads": shape.heads,
@@ -126,7 +127,7 @@ def info(args: Namespace) -> None:
         ("for", record["about"]),
         ("task", f"{task.tag}: {task.things}"),
         ("family", recipe.family.tag),
-        ("weights", f"{record['parameters']:,}, {_bytes(record['weights_bytes'])}" if files else "none yet"),
+        ("weights", f"{record['parameters']:,}, {_bytes(size)}" if size else "none yet"),
         ("shape", f"{shape.layers} layers × width {shape.width}, {shape.heads} heads, feed-forward {shape.hidden}"),
         ("vocabulary", f"{record['vocabulary']:,} tokens"),
         ("longest text", f"{record['longest_text']:,} tokens"),
@@ -212,8 +213,12 @@ def _run(run: Path) -> _Run:
         minutes=seconds / 60,
         validation=values[-1][1] if values else None,
         measured="accuracy" if shares else "loss" if losses else "",
-        evaluations=[_evaluation(file) for file in sorted(run.glob("evaluation-*.json"))],
+        evaluations=[_evaluation(file) for file in sorted(run.glob("evaluation-*.json"), key=_stem)],
     )
+
+
+def _stem(file: Path) -> str:
+    return file.stem  # so that a plain evaluation comes before those with other settings
 
 
 def _evaluation(file: Path) -> _Evaluation:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,8 +86,8 @@ def newest() -> Path:
     [
         (
             "",
-            "expected a command, one of train, evaluate, generate, infill, data, export, lm-eval, solve, serve, "
-            "plot; see insertlm --help",
+            "expected a command, one of train, evaluate, generate, infill, data, models, info, compare, export, "
+            "lm-eval, solve, serve, plot; see insertlm --help",
         ),
         ("train", "the following arguments are required: RECIPE"),
         ("evaluate", "the following arguments are required: RUN"),
@@ -128,6 +129,9 @@ def newest() -> Path:
         ("generate run --decode.joint [", "--decode.joint: not a YAML value: '['"),
         ("generate run --decode.max_steps", "--decode.max_steps: expected a value, as in --decode.max_steps VALUE"),
         ("evaluate run --batch-size 0", "argument --batch-size: expected a whole number of at least 1, got '0'"),
+        ("evaluate run --count 10", "--count 10: the test split has 9 graphs"),
+        ("evaluate run --count 1000000000 --split train", "--count 1,000,000,000: the train split has 100 graphs"),
+        ("evaluate likelihood run --count 10", "--count 10: the test split has 9 graphs"),
         ("evaluate run --out none/x.json", "cannot write none/x.json: there is no folder none"),
         ("evaluate run --out run", "cannot write run: it is a folder"),
         ("plot graph star", f"unknown dataset 'star'; expected one of {DATASETS}"),
@@ -138,6 +142,10 @@ def newest() -> Path:
             "plot graph star-easy --model run",
             "NAME and --model: expected one of them; a model draws graphs of its own task",
         ),
+        ("models one two", "unknown argument two; see insertlm models --help"),
+        ("info", "the following arguments are required: MODEL"),
+        ("compare", "the following arguments are required: RUN"),
+        ("compare run none", "none: no run there; expected a run folder with recipe.yaml"),
         ("plot puzzle run", "run: is about graphs; expected puzzles"),
         ("plot puzzle", "the following arguments are required: RUN"),
         ("plot accuracy", "the following arguments are required: FILE"),
@@ -147,7 +155,7 @@ def newest() -> Path:
         ("plot training nothing", "nothing/metrics.jsonl: no such file; expected the metrics of a run"),
         (
             "plot training run run",
-            "no validation accuracy in run; expected runs of tasks, with train.validate_every above 0",
+            "no validation accuracy in run; expected runs with train.validate_every above 0",
         ),
         ("plot training run --decode.order margin", "unknown argument --decode.order; see insertlm plot --help"),
         (
@@ -165,6 +173,29 @@ def newest() -> Path:
 )
 def test_a_wrong_argument(complaint: Complaint, arguments: str, expected: str) -> None:
     assert complaint(*arguments.split()) == expected
+
+
+@pytest.mark.parametrize("arguments", ["infill -", "solve -"])
+def test_standard_input_that_cannot_be_read(
+    complaint: Complaint, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    """Python itself ends, with its own message, if a folder is its input; other systems tell only when it is read."""
+
+    def refuse() -> bytes:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", None)
+        assert complaint(*arguments.split()) == "standard input is closed; expected a text on it"
+        patch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(read=refuse)))
+        assert complaint(*arguments.split()) == "standard input cannot be read: Is a directory"
+
+
+def test_a_mistake_in_a_recipe_is_all_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for mistake in ("--task.degree=9", "--train.accumulate=3", "--train.start=nothing"):
+        assert main(["train", "r.yaml", "--run", "new", "--device", "cpu", mistake]) == 2, mistake
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1), mistake
 
 
 def test_an_unknown_command_lists_the_known_ones(complaint: Complaint) -> None:
@@ -248,7 +279,8 @@ def test_a_prompt_longer_than_decoding_allows(complaint: Complaint) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["evaluate"], ["generate"], ["plot", "trajectory"], ["plot", "puzzle"], ["plot", "graph", "--model"]]
+    "command",
+    [["evaluate"], ["generate"], ["info"], ["plot", "trajectory"], ["plot", "puzzle"], ["plot", "graph", "--model"]],
 )
 def test_a_model_that_is_not_there(complaint: Complaint, command: list[str]) -> None:
     assert complaint(*command, "nothing").startswith("nothing: no model there; expected a run folder with recipe.yaml")

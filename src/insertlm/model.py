@@ -105,6 +105,15 @@ class Model:
         '4 7 7 9 9 2 2 5 5 8 8 3'
         >>> stream.results == [path]
         True
+
+        Whoever has seen enough stops it, here after four tokens:
+
+        >>> stream = model.generate([graph], stream=True)
+        >>> for event in stream:
+        ...     if event.order == 3:
+        ...         stream.stop()
+        >>> len(stream.results[0].events), stream.results[0].complete
+        (4, False)
         """
         check_flag("stream", stream)
         seed, batch_size = _seed(seed), whole_number("batch_size", batch_size, 1)

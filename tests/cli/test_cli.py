@@ -370,6 +370,20 @@ def test_interrupting_is_one_line_and_code_130(
     assert capsys.readouterr().err == "insertlm: interrupted\n"
 
 
+def test_a_second_interrupt_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("insertlm.training.loop.train", interrupted)
+    with pytest.raises(SystemExit) as left:
+        main(["train", "star_tiny/ilm.yaml", "--run", "cut", "--device", "cpu"])
+    assert left.value.code == 130
+    line = "insertlm: interrupted at once; run the same command again to go on in cut, from its last checkpoint if"
+    assert capsys.readouterr().err.startswith(line)
+
+
 def test_fifty_thousand_graphs_take_seconds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     start = time.monotonic()
     output(capsys, "data", "star-hard", "--count", "50000", "--split", "train", "--out", str(tmp_path / "all.jsonl"))
@@ -381,11 +395,12 @@ def test_a_tokenizer_from_text(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = tmp_path / "tokenizer.json"
     told = output(capsys, "data", "tokenizer", str(tmp_path / "a.txt"), "--size", "270", "--out", str(out))
     assert told == f"wrote {out}: 270 tokens\n"
+    told = output(capsys, "data", "tokenizer", str(tmp_path / "a.txt"), "--size", "4096", "--out", str(tmp_path / "b"))
+    assert re.search(r"b: \d{3} tokens, not 4,096: the texts have no more pairs to merge; more text", told)
     (tmp_path / "b.jsonl").write_text('{"body": "the cat"}\n{\n')
     assert main(["data", "tokenizer", str(tmp_path / "b.jsonl"), "--out", str(out)]) == 2
     assert "no usable document in" in capsys.readouterr().err
     assert load_tokenizer(str(out)).size == 270  # the one that was there
-    assert load_tokenizer(str(out)).size == 270
 
 
 # --- Texts that begin with a dash

@@ -15,7 +15,7 @@ from commanding import RUN, output
 import insertlm
 from insertlm import plots
 from insertlm.cli.main import main
-from insertlm.plots import Curve, Panel
+from insertlm.plots import Curve, LossCurve, Panel, Stage
 from insertlm.tasks.star import Star
 
 
@@ -122,11 +122,48 @@ def test_training_curves_over_steps_and_time(capsys: pytest.CaptureFixture[str],
     [steps], [seconds] = (curve.stages for curve in curves)
     lines = [json.loads(line) for line in Path(RUN, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     found = [(line["step"], line["validation_sequence_accuracy"]) for line in lines if "loss" not in line]
-    assert list(zip(steps.x, steps.accuracy, strict=True)) == found
-    assert seconds.accuracy == steps.accuracy
+    assert list(zip(steps.x, steps.y, strict=True)) == found
+    assert seconds.y == steps.y
     assert 0 < seconds.x[0] < seconds.x[1] < 60
     assert {curve.label for curve in curves} == {"ILM"}
     assert steps.name == Path(RUN).name
+
+
+def log_of_text(run: Path) -> None:
+    """A run whose recipe is of text, with the log of such a run: losses, and two validations."""
+    run.mkdir()
+    recipe = """
+task: {name: text, train: none.txt, tokenizer: none.json, block: 8}
+model: {layers: 1, width: 16, heads: 2, hidden: 16}
+train: {steps: 30, log_every: 10, validate_every: 10}
+"""
+    (run / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    lines = [{"step": step, "loss": 9 - step / 10, "steps_per_second": 5.0} for step in (10, 20, 30)]
+    lines += [{"step": step, "validation_loss": 8 - step / 10} for step in (10, 30)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+
+def test_losses_of_a_run_of_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log_of_text(tmp_path / "text")
+    with monkeypatch.context() as patch:
+        curves = shown(patch, "loss_figure")
+        output(capsys, "plot", "training", str(tmp_path / "text"), "--over", "steps")
+        output(capsys, "plot", "training", str(tmp_path / "text"))
+    losses, validated, *over_time = curves
+    assert losses == LossCurve("ILM", [Stage("text", [10, 20, 30], [8.0, 7.0, 6.0])], learning=True)
+    assert validated == LossCurve("ILM", [Stage("text", [10, 30], [7.0, 5.0])], learning=False)
+    assert [list(stage.x) for curve in over_time for stage in curve.stages] == [[2, 4, 6], [2, 6]]
+    output(capsys, "plot", "training", str(tmp_path / "text"), "--out", str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_losses_and_accuracies_are_not_drawn_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log_of_text(tmp_path / "text")
+    assert main(["plot", "training", RUN, str(tmp_path / "text"), "--out", str(tmp_path / "a.png")]) == 2
+    line = f"{RUN} has accuracies and {tmp_path}/text, a run of text, losses; expected runs of one kind"
+    assert capsys.readouterr().err == f"insertlm: {line}\n"
 
 
 def test_seeds_share_a_label_and_recipes_that_differ_do_not(

@@ -228,6 +228,27 @@ def test_what_holds_no_accuracy_is_one_line(capsys: pytest.CaptureFixture[str], 
     assert not Path("accuracy.png").exists()
 
 
+@pytest.mark.parametrize("name", ["zebra", "sudoku"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_data_prints_is_solved(capsys: pytest.CaptureFixture[str], name: str, count: int) -> None:
+    told = output(capsys, "data", name, "--count", str(count), "--seed", "4")
+    Path("printed.txt").write_text(told, encoding="utf-8")
+    found = output(capsys, "solve", "printed.txt").rstrip("\n")
+    if name == "sudoku":
+        assert found.replace("\n\n", "\n").split("\n") == _solutions(told)
+        return
+    # As far as the table goes: the order of writing may be another one.
+    tables = re.findall(r"^house(?:.*\n)+?(?=\n)", told, re.MULTILINE)
+    assert re.findall(r"^house(?:.*\n)+?(?=\n)", found, re.MULTILINE) == tables
+    assert len(tables) == count
+
+
+def _solutions(told: str) -> list[str]:
+    """The lines of every second grid."""
+    lines = [line for line in told.splitlines() if line]
+    return [line for number, line in enumerate(lines) if number // 9 % 2]
+
+
 # --- What cannot be solved
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -200,3 +202,13 @@ def test_a_revision_of_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_without_a_split_is_refused() -> None:
     with pytest.raises(InsertlmError, match="expected hub:NAME:SPLIT"):
         source_of("hub:roneneldan/TinyStories")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_and_soon(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "insertlm", "data", "tokenizer", "hub:nobody/nothing:train", "--out", "t.json"]
+    nowhere = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+    # The library alone would print a line for each of its six attempts, which take 23 seconds.
+    done = subprocess.run(command, env=nowhere, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("insertlm: hub:nobody/nothing:train: cannot be read from the hub: ")

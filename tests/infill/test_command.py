@@ -70,6 +70,17 @@ def test_the_command_shows_the_order(command: Callable[..., Any]) -> None:
     assert "dog" in last
 
 
+def test_the_command_shows_the_blanks_alone_and_the_empty_ones(command: Callable[..., Any]) -> None:
+    before, behind = "far away the cat " * 9, " the cat far away" * 9
+    text = f"{before}near ___ by ___ there{behind}"
+    out, _ = command(text, "--show", "--min", "2,0", "--max", "2,0", "--decode.max_steps", "9")
+    first, second, last = out.splitlines()
+    for line in (first, second, last):
+        assert "… the cat far away the cat near " in line, "whole words"
+        assert " by [ ] there the cat far away the …" in line
+    assert (first.count("›"), second.count("›"), last.count("›")) == (1, 1, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -69,6 +69,37 @@ def test_events_put_together_are_the_text(
     assert "".join(replay(draft, events)) == result.text  # all that is written here is ASCII
 
 
+def test_a_stream_can_be_stopped(few: Family) -> None:
+    """Two samples run and one waits; they end with the insertions that were seen."""
+    request = Request("a ___ b", min_length=9, max_length=9, banned=())
+    drafts = begin(few, Letters(), [request] * 3, FREE, 0)
+    stream, seen = Stream(few, drafts, FREE, 2), list[Event]()
+    for event in stream:
+        seen.append(event)
+        if event.order == 3:
+            stream.stop()
+    assert {event.sample for event in seen} == {0, 1}
+    assert max(event.order for event in seen) == 3
+    results = stream.results
+    assert [len(result.trajectory.events) for result in results] == [4, 4, 0]
+    assert not any(result.complete for result in results)
+    assert results[0].note == "it was stopped after 4 tokens"
+    assert results[2].fills == [""]
+    whole = infill(few, Letters(), [request], FREE, 0)[0]
+    first = [(event.rank, event.token) for event in whole.trajectory.events[:4]]
+    assert [(event.rank, event.token) for event in results[0].trajectory.events] == first
+    assert stream.results == results
+
+
+def test_a_stopped_text_is_not_written_again_for_a_banned_word(few: Family) -> None:
+    """Nothing of it was shown yet: that comes with its end."""
+    drafts = begin(few, Letters(), [Request("a ___ b", min_length=9, max_length=9, banned=("cat",))], FREE, 0)
+    stream = Stream(few, drafts, FREE, 2)
+    stream.stop()
+    assert list(stream) == []
+    assert stream.results[0].fills == [""]
+
+
 def test_samples_are_shown_side_by_side_and_no_more_than_asked(few: Family) -> None:
     request = Request("a ___ b ___", min_length=2, max_length=3)
     _, events, results = watched(few, request, samples=5, batch=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -133,8 +134,43 @@ def test_a_run_keeps_its_vocabulary(folder: Path, capsys: pytest.CaptureFixture[
     assert "solved" not in capsys.readouterr().out
     assert main(["generate", str(run), "--prompt", "Once", "--device", "cpu"]) == 2
     assert "a text model writes from nothing" in capsys.readouterr().err
-    assert main(["evaluate", str(run), "--device", "cpu"]) == 2
-    assert "writes from nothing, so no text is the right one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", [{"name": "ilm"}, {"name": "mdm", "block": 24}, {"name": "arm"}, {"name": "it"}])
+def test_a_run_is_evaluated_without_another_model(
+    folder: Path, capsys: pytest.CaptureFixture[str], family: dict[str, Any]
+) -> None:
+    """By its likelihood where the family has one, and by its fills where it can fill in blanks."""
+    pytest.importorskip("rouge_score")
+    pytest.importorskip("sacrebleu")
+    run, name = folder / "run", family["name"]
+    train(recipe_of(folder, family), run, CPU, quiet())
+    capsys.readouterr()
+    command = ["evaluate", str(run), "--device", "cpu"]
+    assert main([*command, "--count", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    record = json.loads((run / "evaluation-test.json").read_text(encoding="utf-8"))
+    assert (record["count"], record["family"], record["split"]) == (3, name, "test")
+    likelihood, filled = record["likelihood"], record["infilling"]
+    assert (likelihood is None) == (name == "it") == ("no likelihood: " in out)
+    assert (filled is None) == (name == "arm") == ("no infilling: " in out)
+    if likelihood is not None:
+        assert likelihood["count"] == 3 and likelihood["nll_per_word"] > 0
+        assert likelihood["exact"] == (3 if name == "arm" else likelihood["exact"])
+        assert f"{likelihood['nll_per_word']:.3f}" in out
+    if filled is not None:
+        assert (filled["texts"], filled["blanks"]) == (3, 3)
+        assert 0 <= filled["overlap"]["rougeL"]["value"] <= 100
+        assert ("told how many tokens" in out) == (name == "mdm")
+    before = (run / "evaluation-test.journal.jsonl").read_bytes()
+    assert main([*command, "--count", "3"]) == 0
+    assert (run / "evaluation-test.journal.jsonl").read_bytes() == before, "nothing is done twice"
+    capsys.readouterr()
+    assert main(["compare", str(run)]) == 0
+    assert "test: " in capsys.readouterr().out
+    assert main([*command, "--count", "61"]) == 2
+    assert re.fullmatch(r"insertlm: --count 61: the test split has \d+ documents\n", capsys.readouterr().err)
 
 
 def test_another_vocabulary_is_another_run(folder: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
-from insertlm.core.errors import InsertlmError
+from insertlm.cli.parsing import LENGTHS, Parser, folder, one_of, pattern, sweep, whole
 from insertlm.evaluation.rubrics import RUBRICS
 from insertlm.server.limits import Limits
 from insertlm.text.detokenise import Detokeniser
@@ -29,6 +28,9 @@ OVERRIDES = {
     "infill set": ("decode",),
     "data": (),
     "data infilling": (),
+    "models": (),
+    "info": (),
+    "compare": (),
     "export": (),
     "lm-eval": (),  # main.py passes its arguments on unread
     "solve": (),
@@ -45,111 +47,10 @@ _DECODE = "--decode.KEY VALUE changes a decoding setting, e.g. --decode.temperat
 _RESUME = "Run a stopped command again, and it goes on where it was."
 
 
-# --- Types of arguments
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            # A pasted document should not fill the screen.
-            shown = text if len(text) < 40 else f"{text[:39]}…"
-            bound = f"at least {least}" if number < least else f"at most {most}"
-            raise argparse.ArgumentTypeError(f"expected a whole number of {bound}, got {shown!r}")
-        return number
-
-    return parse
-
-
-_count, _seed, _length = _whole(1, 10**9), _whole(0, (1 << 62) - 1), _whole(0, 10**6)
-
-
-def _lengths(text: str) -> int | list[int | None]:
-    if "," not in text:
-        return _length(text)
-    return [_length(part) if part.strip() else None for part in text.split(",")]
-
-
-_LENGTHS: dict[str, Any] = {"type": _lengths, "metavar": "N"}
-
-
-def _folder(text: str) -> Path:
-    if not text:  # such as a shell variable that is not set
-        raise argparse.ArgumentTypeError("expected a folder, got an empty name")
-    return Path(text)
-
-
-def _one_of(*known: str) -> Callable[[str], str]:
-    # Instead of argparse's `choices`, for an error message in the form of all others.
-    def parse(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {text!r}")
-        return text
-
-    return parse
-
-
-def _sweep(text: str) -> tuple[str, list[str]]:
-    key, _, values = text.partition("=")
-    if not key or not all(listed := values.split(",")):
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE,VALUE,… such as temperature=0.6,0.8,1, got {text!r}")
-    return key.removeprefix("decode."), listed  # as --sweep decode.temperature=… would be typed, too
-
-
-def _pattern(text: str) -> tuple[str, str]:
-    field, equals, pattern = text.partition("=")
-    if not (field and equals):
-        raise argparse.ArgumentTypeError(f"expected FIELD=PATTERN such as source=wiki*, got {text!r}")
-    return field, pattern
-
-
-# --- Parsers
-
-
-class _Parser(argparse.ArgumentParser):
-    """With the kinds of options that our commands have. The help of an option ends with its default, if it has one."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise one line instead of printing the usage, as argparse would."""
-        raise InsertlmError(message)
-
-    def option(self, name: str, about: str, default: object = None, **more: Any) -> None:
-        shown = "" if default is None else f" (default: {default})"
-        self.add_argument(name, default=default, help=f"{about}{shown}", **more)
-
-    def number(
-        self, name: str, about: str, default: Any = None, kind: Callable[[str], int] = _count, **more: Any
-    ) -> None:
-        self.option(name, about, default, type=kind, metavar="N", **more)
-
-    def seed(self, about: str, default: int = 0) -> None:
-        self.number("--seed", f"seed of {about}", default, _seed)
-
-    def file(self, name: str, about: str, **more: Any) -> None:
-        self.add_argument(name, type=Path, help=about, **{"metavar": "FILE", **more})
-
-    def flag(self, name: str, about: str) -> None:
-        self.add_argument(name, action="store_true", help=about)
-
-    def device(self) -> None:
-        self.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
-
-    def checkpoint(self) -> None:
-        self.option(
-            "--checkpoint", "of a run: last, best (the one that validated best) or a step", "last", metavar="WHICH"
-        )
-
-    def split(self) -> None:
-        self.option("--split", "train, validation or test", "test", type=_one_of("train", "validation", "test"))
-
-
 def parser() -> argparse.ArgumentParser:
-    whole = _Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
-    whole.flag("--version", "print the version")
-    subparsers = whole.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    insertlm = Parser(prog="insertlm", description="Train and run insertion language models.", allow_abbrev=False)
+    insertlm.flag("--version", "print the version")
+    subparsers = insertlm.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for add in (
         _add_train,
         _add_evaluate,
@@ -163,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
         _add_infill_set,
         _add_data,
         _add_data_infilling,
+        _add_models,
+        _add_info,
+        _add_compare,
         _add_export,
         _add_lm_eval,
         _add_solve,
@@ -170,13 +74,13 @@ def parser() -> argparse.ArgumentParser:
         _add_plot,
     ):
         add(subparsers)
-    return whole
+    return insertlm
 
 
-def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: str = "") -> _Parser:
+def _add(subparsers: Any, name: str, summary: str, epilog: str = "", function: str = "") -> Parser:
     """A command. The function of commands.py that has its name, with _ for a space, carries it out."""
     about = f"{summary[0].upper()}{summary[1:]}."
-    command: _Parser = subparsers.add_parser(name, help=summary, description=about, epilog=epilog, allow_abbrev=False)
+    command: Parser = subparsers.add_parser(name, help=summary, description=about, epilog=epilog, allow_abbrev=False)
     command.set_defaults(function=function or name.replace(" ", "_"))
     return command
 
@@ -189,36 +93,38 @@ def _add_train(subparsers: Any) -> None:
     command = _add(subparsers, "train", "train a model from a recipe", f"{note} {_RESUME}")
     command.file("recipe", "YAML file, such as recipes/star_hard/ilm.yaml", metavar="RECIPE")
     about = "run folder to write (default: runs/FOLDER-NAME, after the folder and name of the recipe)"
-    command.add_argument("--run", type=_folder, metavar="DIR", help=about)
+    command.add_argument("--run", type=folder, metavar="DIR", help=about)
     command.device()
 
 
 def _add_evaluate(subparsers: Any) -> None:
     note = f"{_DECODE} To evaluate texts: insertlm evaluate nll, likelihood, infilling, judge or frontier."
-    command = _add(subparsers, "evaluate", "measure the accuracy of a model on its task", note)
+    command = _add(
+        subparsers, "evaluate", "measure a model on its task: accuracy or, of text, likelihood and fills", note
+    )
     command.add_argument("model", metavar="RUN", help="run folder or bundled model")
     command.split()
-    command.number("--count", "number of examples (default: the whole split)")
+    command.number("--count", "number of examples (default: the whole split; of text 100)")
     command.number("--batch-size", "sequences written at once", 500)
     command.file("--out", "JSON file to write (default: in RUN, named after split and settings; none if bundled)")
     command.checkpoint()
     command.device()
 
 
-def _add_results(command: _Parser, default: str) -> None:
+def _add_results(command: Parser, default: str) -> None:
     command.add_argument("--label", metavar="NAME", help="name in tables and plots (default: name of the file or run)")
     command.file("--out", f"JSON file to write, with a journal beside it (default: {default})")
     command.device()
 
 
-def _add_texts(command: _Parser) -> None:
+def _add_texts(command: Parser) -> None:
     command.add_argument("source", metavar="FILE|RUN", help=f"{_TEXTS}, or a run that writes the texts")
     command.option("--field", _FIELD, "text", metavar="NAME")
     command.number("--count", "number of texts (default: all of a file; 100 from a run)")
     command.seed("the texts that a run writes")
 
 
-def _add_evaluator(command: _Parser, more: str = "") -> None:
+def _add_evaluator(command: Parser, more: str = "") -> None:
     about = f"causal model that scores the texts: Hugging Face name, folder or .gguf file{more}"
     command.option("--evaluator", about, "meta-llama/Llama-3.2-3B", metavar="MODEL")
     command.add_argument("--bos", metavar="TOKEN", help="token put before every text (default: the evaluator's BOS)")
@@ -242,9 +148,9 @@ def _add_evaluate_likelihood(subparsers: Any) -> None:
     command.split()
     command.number("--count", "number of texts (default: all of a file; of a split the recipe's number)")
     about = "ilm: most tokens of which all 2^N states are summed up; longer texts get a lower bound"
-    command.number("--exact", about, 12, _whole(0, 16))
+    command.number("--exact", about, 12, whole(0, 16))
     command.number(
-        "--orders", "of a lower bound: random orders, which make its standard error smaller", 8, _whole(2, 10**6)
+        "--orders", "of a lower bound: random orders, which make its standard error smaller", 8, whole(2, 10**6)
     )
     command.checkpoint()
     _add_results(command, "MODEL-likelihood.json")
@@ -283,7 +189,7 @@ def _add_evaluate_judge(subparsers: Any) -> None:
     about = "ask an OpenAI-compatible server, e.g. http://localhost:8000/v1"
     command.add_argument("--endpoint", metavar="URL", help=about)
     about = f"{', '.join(RUBRICS)}; repeatable (default: all of them)"
-    rubric = _one_of(*RUBRICS)
+    rubric = one_of(*RUBRICS)
     command.add_argument("--rubric", dest="rubrics", action="append", type=rubric, metavar="NAME", help=about)
     _add_results(command, "NAME-judge-MODEL.json")
 
@@ -293,7 +199,7 @@ def _add_evaluate_frontier(subparsers: Any) -> None:
     command = _add(subparsers, "evaluate frontier", "measure NLL and entropy over decoding settings", note)
     command.add_argument("source", metavar="RUN", help="run folder or bundled model that writes texts")
     about = "values of a decode key (default: temperature=0.6,0.8,1); repeatable, for all combinations"
-    command.add_argument("--sweep", dest="sweeps", action="append", type=_sweep, metavar="KEY=V,V,…", help=about)
+    command.add_argument("--sweep", dest="sweeps", action="append", type=sweep, metavar="KEY=V,V,…", help=about)
     command.number("--count", "texts per point", 100)
     command.seed("the texts")
     command.file("--data", "real texts, which become a point of their own")
@@ -328,7 +234,7 @@ def _add_infill(subparsers: Any) -> None:
     command.flag("--anywhere", "also insert outside the blanks")
     for name, about in (("--ban", "word that must not be written"), ("--require", "word that must be written")):
         command.add_argument(name, action="append", default=[], metavar="WORD", help=f"{about}; repeatable")
-    command.flag("--show", "show the order in which tokens were inserted")
+    command.flag("--show", "show step by step what is written into the blanks, with a few words around them")
     command.flag("--json", "print one JSON object per text instead")
     _add_filler(command)
 
@@ -342,14 +248,14 @@ def _add_infill_set(subparsers: Any) -> None:
     _add_filler(command)
 
 
-def _add_filler(command: _Parser) -> None:
+def _add_filler(command: Parser) -> None:
     command.add_argument("--model", metavar="MODEL", help=_FILLER)
     command.seed("sampling")
     each = "; or a number for each: 3,,5"
-    command.option("--min", f"fewest tokens of a blank, 0: it may stay empty (default: 1){each}", **_LENGTHS)
-    command.option("--max", f"most tokens of a blank (default: no limit){each}", **_LENGTHS)
+    command.option("--min", f"fewest tokens of a blank, 0: it may stay empty (default: 1){each}", **LENGTHS)
+    command.option("--max", f"most tokens of a blank (default: no limit){each}", **LENGTHS)
     about = f"about how many words belong into a blank, for models that take hints{each}"
-    command.option("--words", about, **_LENGTHS)
+    command.option("--words", about, **LENGTHS)
     command.device()
 
 
@@ -361,7 +267,7 @@ def _add_data(subparsers: Any) -> None:
     command = _add(subparsers, "data", "print examples of a task, or write them as JSONL", note)
     command.add_argument("name", metavar="NAME", help="star-easy, star-medium, star-hard, zebra, sudoku or tokenizer")
     command.add_argument("files", nargs="*", default=[], metavar="FILE", help=f"tokenizer: {_TEXTS}")
-    command.number("--size", "tokenizer: size of the vocabulary", 8192, _whole(1, 10**7))
+    command.number("--size", "tokenizer: size of the vocabulary", 8192, whole(1, 10**7))
     command.number("--count", "number of examples", 3)
     command.seed("the examples", 1)
     command.split()
@@ -370,7 +276,7 @@ def _add_data(subparsers: Any) -> None:
 
 def _add_data_infilling(subparsers: Any) -> None:
     command = _add(subparsers, "data infilling", "remove parts of texts, for insertlm infill set")
-    kind = _one_of("single", "several", "middle", "third", "middle-three", "phrase", "sentence")
+    kind = one_of("single", "several", "middle", "third", "middle-three", "phrase", "sentence")
     about = (
         "single or several: remove about 20 %% of the words, in so many segments; middle: the middle sentence; "
         "third or middle-three: of five sentences; phrase: 1 to 12 words; sentence: any between two others"
@@ -379,11 +285,11 @@ def _add_data_infilling(subparsers: Any) -> None:
     command.file("file", _TEXTS)
     command.option("--field", _FIELD, "text", metavar="NAME")
     about = "lm1b: first join the tokens of the One Billion Word Benchmark to plain text"
-    command.option("--detokenise", about, "none", type=_one_of(*get_args(Detokeniser)), metavar="NAME")
+    command.option("--detokenise", about, "none", type=one_of(*get_args(Detokeniser)), metavar="NAME")
     command.number("--excerpts", "cut the texts into excerpts of whole sentences, of at most so many words")
     for name, which in (("--only", "only texts"), ("--without", "no texts")):
         about = f"{which} of which a field of the .jsonl file is like this, with * for anything; repeatable"
-        command.add_argument(name, action="append", default=[], type=_pattern, metavar="FIELD=PATTERN", help=about)
+        command.add_argument(name, action="append", default=[], type=pattern, metavar="FIELD=PATTERN", help=about)
     command.number("--count", "number of texts (default: all from which a part can be removed)")
     command.seed("the choice of texts and segments")
     command.file("--out", "JSONL file to write", required=True, metavar="SET")
@@ -396,6 +302,35 @@ def _add_solve(subparsers: Any) -> None:
     )
     command = _add(subparsers, "solve", "solve a zebra puzzle or a sudoku, or say what is wrong with it", note)
     command.file("file", "file of clues or of a grid; - reads standard input")
+
+
+# --- Which models there are
+
+
+def _add_models(subparsers: Any) -> None:
+    command = _add(subparsers, "models", "list the bundled models and those of a folder")
+    command.add_argument(
+        "folder",
+        nargs="?",
+        type=folder,
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="folder of run folders (default: runs)",
+    )
+    command.flag("--json", "print a JSON list instead")
+
+
+def _add_info(subparsers: Any) -> None:
+    command = _add(subparsers, "info", "say what a model is, what it can do and what it was trained on")
+    command.add_argument("model", metavar="MODEL", help="run folder, exported folder, Hub id or bundled model")
+    command.flag("--json", "print a JSON object instead")
+
+
+def _add_compare(subparsers: Any) -> None:
+    note = "Evaluations are the files that insertlm evaluate RUN has written into the run folders."
+    command = _add(subparsers, "compare", "show runs side by side, with their last validation and evaluations", note)
+    command.add_argument("runs", nargs="+", metavar="RUN", help="run folder")
+    command.flag("--json", "print a JSON list instead")
 
 
 # --- Using models elsewhere
@@ -426,7 +361,7 @@ def _add_serve(subparsers: Any) -> None:
     command.option("--host", "address to listen on; by default only this machine can reach it", "127.0.0.1")
     about = "name by which clients reach it, beside localhost and --host; repeatable, * for any (see docs/serving.md)"
     command.add_argument("--allowed-host", dest="allowed_hosts", action="append", metavar="NAME", help=about)
-    command.number("--port", "port to listen on, 0 for any free one", 8000, _whole(0, 65535))
+    command.number("--port", "port to listen on, 0 for any free one", 8000, whole(0, 65535))
     command.add_argument("--api-key", metavar="KEY", help="key that clients must send (default: none)")
     for limit in fields(Limits):
         command.number(f"--max-{limit.name}", f"most {limit.metadata['about']}", limit.default)
@@ -452,10 +387,10 @@ def _add_plot(subparsers: Any) -> None:
         each.seed("the examples")
         each.device()
 
-    curves = _add(plots, "training", "draw validation accuracy over training", function="plot_training")
+    curves = _add(plots, "training", "draw accuracy, or of text the losses, over training", function="plot_training")
     about = "run folder; runs that were trained in stages share a line"
     curves.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
-    over = _one_of("time", "steps")
+    over = one_of("time", "steps")
     curves.option("--over", "x axis: time of training or steps", "time", type=over, metavar="AXIS")
     curves.set_defaults(sections=())  # it decodes nothing, so there is nothing to override
 

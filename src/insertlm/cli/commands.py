@@ -11,6 +11,7 @@ from insertlm.cli.evaluate_texts import evaluate_frontier, evaluate_judge, evalu
 from insertlm.cli.export import export
 from insertlm.cli.generate import generate
 from insertlm.cli.infill import infill, infill_set
+from insertlm.cli.models import compare, info, models
 from insertlm.cli.plot_results import plot_accuracy, plot_frontier, plot_judge, plot_time
 from insertlm.cli.plot_runs import plot_graph, plot_puzzle, plot_training, plot_trajectory
 from insertlm.cli.serve import serve
@@ -18,6 +19,7 @@ from insertlm.cli.solve import solve
 from insertlm.cli.train import train
 
 __all__ = [
+    "compare",
     "data",
     "data_infilling",
     "evaluate",
@@ -30,6 +32,8 @@ __all__ = [
     "generate",
     "infill",
     "infill_set",
+    "info",
+    "models",
     "plot_accuracy",
     "plot_frontier",
     "plot_graph",

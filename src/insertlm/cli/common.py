@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from insertlm.core.files import write_atomically
+from insertlm.core.errors import InsertlmError
+from insertlm.core.files import reason, write_atomically
 from insertlm.inference.trajectory import Trajectory
 from insertlm.tasks.base import Examples, Task
 
@@ -29,6 +31,8 @@ __all__ = [
     "shared_work",
     "short_names",
     "solved_of",
+    "split_of",
+    "standard_input",
     "write",
     "write_json_lines",
 ]
@@ -67,6 +71,13 @@ def short_names(places: Sequence[str | Path]) -> list[str]:
     return [names[path] if shared[names[path]] == 1 else path for path in map(str, places)]
 
 
+def split_of(task: Task, args: Namespace) -> Examples:
+    """The examples of `--split`, all or the first `--count`."""
+    if args.count is not None and args.count > (size := task.split_size(args.split)):
+        raise InsertlmError(f"--count {args.count:,}: the {args.split} split has {size:,} {task.things}")
+    return task.examples(args.split, args.count)
+
+
 def prompts_of(examples: Examples, seed: int) -> list[Prompt]:
     from insertlm.inference.settings import Prompt
 
@@ -95,6 +106,16 @@ def solved_of(model: Model, written: Sequence[Trajectory], examples: Examples) -
         model.recipe.task.scores(example, trajectory.ids) for trajectory, example in zip(written, examples, strict=True)
     )
     return [score["sequence_accuracy"] == 1 for score in scores]
+
+
+def standard_input() -> bytes:
+    """All of it."""
+    if sys.stdin is None:
+        raise InsertlmError("standard input is closed; expected a text on it")
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:  # such as a folder
+        raise InsertlmError(f"standard input cannot be read: {reason(error)}") from error
 
 
 @contextmanager

@@ -61,7 +61,8 @@ def _make_tokenizer(files: Sequence[str], size: int, out: Path) -> None:
         raise InsertlmError(f"no usable document in {', '.join(files)}; {line}")
     tokenizer = train_bpe(chain([first], found), size)
     tokenizer.save(out)
-    print(f"wrote {out}: {tokenizer.size:,} tokens")
+    fewer = f", not {size:,}: the texts have no more pairs to merge; more text gives more"
+    print(f"wrote {out}: {tokenizer.size:,} tokens{fewer if tokenizer.size < size else ''}")
 
 
 def data_infilling(args: Namespace) -> None:

@@ -1,15 +1,17 @@
-"""The command `evaluate RUN`: the accuracy of a model on its task."""
+"""The command `evaluate RUN`: the accuracy of a model on its task; for a model of text see evaluate_text_run.py."""
 
 from __future__ import annotations
 
 import json
 from argparse import Namespace
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from insertlm.cli.common import load_model, settings_of, shared_work
+from insertlm.cli.common import load_model, settings_of, shared_work, split_of
+from insertlm.cli.measuring import journal_of
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable, write_atomically
 
@@ -33,23 +35,45 @@ def _evaluate(args: Namespace, processes: Processes) -> None:
     from insertlm.evaluation.accuracy import evaluate as evaluate_family
 
     model = load_model(args)
-    if not model.recipe.task.has_answers:
-        raise InsertlmError(f"{args.model} writes from nothing, so no text is the right one; expected a model of tasks")
     settings = settings_of(model, args)
     name = _evaluation_name(args, settings, model.recipe)
     out = args.out or (None if model.bundled else model.folder / name)
     if out:
         check_writable(out)
     task, size = model.recipe.task, args.batch_size
-    examples = task.examples(args.split, args.count)
+    if not task.has_answers:
+        _evaluate_text(model, settings, args, out, processes)
+        return
+    examples = split_of(task, args)
     with progress_bar("evaluating", len(examples)) if processes.first else nullcontext(lambda done: None) as advance:
         scores = evaluate_family(model.family, task, examples, settings, size, advance, processes)
     if not processes.first:  # all have the result, one reports it
         return
     if out:  # before printing, which fails if the reader has closed the pipe
-        record = _record(scores, model, settings, args)
-        write_atomically(out, f"{json.dumps(record, indent=2)}\n".encode())
-    _print_scores(scores, model, args)
+        figures = {**scores.record(), "tokens_per_second": scores.tokens_per_second}
+        _write(out, figures, model, settings, args)
+    _print_head(model, args)
+    _print_scores(scores)
+    if out:
+        print(f"wrote {out}")
+
+
+def _evaluate_text(
+    model: Model, settings: DecodeConfig, args: Namespace, out: Path | None, processes: Processes
+) -> None:
+    from insertlm.cli.evaluate_text_run import MOST, measure_text
+
+    if processes.world > 1:
+        raise InsertlmError(f"{args.model}: a model of text is evaluated by one process, got {processes.world}")
+    if args.count is None:
+        args.count = min(MOST, model.recipe.task.split_size(args.split))
+    examples = split_of(model.recipe.task, args)
+    journal = None if out is None else journal_of(out)
+    found = measure_text(model, examples, settings, args.batch_size, journal)
+    if out:  # before printing, as above
+        _write(out, {"count": len(examples), **found.record()}, model, settings, args)
+    _print_head(model, args)
+    found.print()
     if out:
         print(f"wrote {out}")
 
@@ -63,10 +87,13 @@ def _evaluation_name(args: Namespace, settings: DecodeConfig, recipe: Recipe) ->
     return f"{'-'.join(['evaluation', args.split, *which, *changed])}.json"
 
 
-def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:
+def _print_head(model: Model, args: Namespace) -> None:
+    print(args.model, *([] if model.step is None else [f"step {model.step:,}"]), f"{args.split} split", sep=", ")
+
+
+def _print_scores(scores: Scores) -> None:
     from insertlm.cli.terminal import results_table, standard_output
 
-    print(args.model, *([] if model.step is None else [f"step {model.step:,}"]), f"{args.split} split", sep=", ")
     rows = [
         ("sequence accuracy", f"{scores.sequence_accuracy:.2f} %", "of examples solved"),
         ("token accuracy", f"{scores.token_accuracy:.2f} %", "of what is to be written"),
@@ -77,10 +104,10 @@ def _print_scores(scores: Scores, model: Model, args: Namespace) -> None:
     standard_output().print(results_table(rows))
 
 
-def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespace) -> dict[str, Any]:
+def _write(out: Path, figures: dict[str, Any], model: Model, settings: DecodeConfig, args: Namespace) -> None:
     from insertlm.evaluation.provenance import provenance
 
-    return {
+    record = {
         "command": args.line,
         "model": args.model,
         "family": model.recipe.family.tag,
@@ -88,9 +115,9 @@ def _record(scores: Scores, model: Model, settings: DecodeConfig, args: Namespac
         "parameters": sum(parameter.numel() for parameter in model.family.parameters()),
         "task": msgspec.to_builtins(model.recipe.task),
         "split": args.split,
-        **scores.record(),
-        "tokens_per_second": scores.tokens_per_second,
+        **figures,
         "batch_size": args.batch_size,
         "decode": msgspec.to_builtins(settings),
         **provenance(model.family.device),
     }
+    write_atomically(out, f"{json.dumps(record, indent=2)}\n".encode())

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from insertlm.evaluation.intervals import Estimate
     from insertlm.evaluation.oracle import Gap
 
-__all__ = ["evaluate_infilling"]
+__all__ = ["evaluate_infilling", "print_fills"]
 
 _NO_EVALUATOR = "none"
 
@@ -62,7 +62,7 @@ def evaluate_infilling(args: Namespace) -> None:
         if evaluator is None:
             raise InsertlmError(f"{args.source}: nothing to measure without an evaluator: its lines have no fills")
     else:
-        _print_fills(fills)
+        print_fills(fills)
         record["fills"] = asdict(fills)
     if told is not None:
         from insertlm.evaluation.oracle import gaps
@@ -178,7 +178,7 @@ def _print_changes(changes: Mapping[str, Comparison]) -> None:
     standard_output().print(grid(["", "ΔNLL", "95 %", "ΔEntropy", "texts", "left out"], rows))
 
 
-def _print_fills(found: FillFigures) -> None:
+def print_fills(found: FillFigures) -> None:
     from insertlm.cli.terminal import grid, standard_output
 
     lengths, overlap, speed = found.lengths, found.overlap, found.speed

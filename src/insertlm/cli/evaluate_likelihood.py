@@ -6,6 +6,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from insertlm.cli.common import split_of
 from insertlm.cli.measuring import finish, journal_of, name_of, out_of, plain, print_numbers
 from insertlm.data.textfiles import read_texts, stem
 from insertlm.evaluation.journal import Journal
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from insertlm.evaluation.likelihoods import Passage, Summary
     from insertlm.model import Model
 
-__all__ = ["evaluate_likelihood"]
+__all__ = ["evaluate_likelihood", "print_likelihood"]
 
 
 def evaluate_likelihood(args: Namespace) -> None:
@@ -33,7 +34,7 @@ def evaluate_likelihood(args: Namespace) -> None:
         summary = summarise(measure(model, passages, effort, journal, advance))
     data = {"split": args.split} if args.data is None else {"file": str(args.data)}
     print(f"{args.source}, {'its own ' + args.split + ' split' if args.data is None else args.data}")
-    _print_likelihood(summary)
+    print_likelihood(summary)
     record = {
         "family": model.recipe.family.tag,
         "step": model.step,
@@ -50,11 +51,11 @@ def _passages(model: Model, args: Namespace) -> list[Passage]:
 
     if args.data is not None:
         return passages_of(model, read_texts(args.data, args.field, args.count))
-    examples = model.recipe.task.examples(args.split, args.count)
+    examples = split_of(model.recipe.task, args)
     return [Passage(example.prefix, example.target, model.decode(example.target)) for example in examples]
 
 
-def _print_likelihood(summary: Summary) -> None:
+def print_likelihood(summary: Summary) -> None:
     from insertlm.cli.terminal import results_table, standard_output
 
     kind = "exact" if not summary.bounds else f"{summary.exact:,} exact, {summary.bounds:,} as a lower bound"

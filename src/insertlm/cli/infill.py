@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from insertlm.cli.common import write_json_lines
+from insertlm.cli.common import standard_input, write_json_lines
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import check_writable
 from insertlm.inference.trajectory import Limit, explain
@@ -33,7 +33,7 @@ _LIMITS: dict[Limit, str] = {
 
 
 def infill(args: Namespace) -> None:
-    text = decode_text(sys.stdin.buffer.read()) if args.text == "-" else args.text
+    text = decode_text(standard_input()) if args.text == "-" else args.text
     request = Request(text, None, args.anywhere, args.min, args.max, args.ban, args.require, words=args.words)
     # A mistake in the text is reported before the model is loaded.
     if len(request.pieces) == 1 and not args.anywhere:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,31 +54,45 @@ def plot_trajectory(args: Namespace) -> None:
 
 
 def plot_training(args: Namespace) -> None:
-    from insertlm.plots import Curve, save, sized, training_figure
+    from insertlm.plots import Curve, LossCurve, check_place, loss_figure, save, sized, training_figure
     from insertlm.recipe import load_recipe
-    from insertlm.training.metrics import accuracies, read_metrics
+    from insertlm.training.metrics import accuracies, losses, read_metrics, validation_losses
 
+    check_place(args.out)
     logs = {run: read_metrics(run / "metrics.jsonl") for run in args.runs}
-    if silent := [str(run) for run, log in logs.items() if not accuracies(log)]:
-        raise InsertlmError(
-            f"no validation accuracy in {', '.join(silent)}; expected runs of tasks, with train.validate_every above 0"
-        )
     recipes = {
         run: load_recipe(run / "recipe.yaml", [("train.seed", "0")]) for run in args.runs
     }  # runs that differ only in their seed share a label
+    answers = {run: recipe.task.has_answers for run, recipe in recipes.items()}
+    if len({*answers.values()}) > 1:
+        texts, tasks = (next(run for run in args.runs if answers[run] is kind) for kind in (False, True))
+        raise InsertlmError(f"{tasks} has accuracies and {texts}, a run of text, losses; expected runs of one kind")
+    solves = all(answers.values())
+    if silent := [str(run) for run, log in logs.items() if not (accuracies if solves else losses)(log)]:
+        hint = "validation accuracy in {}; expected runs with train.validate_every above 0"
+        wanted = hint if solves else "loss in {}; expected runs that have begun"
+        raise InsertlmError(f"no {wanted.format(', '.join(silent))}")
     stages = _stages(recipes)
     lasts = [last for *_, last in stages]  # if an ILM began with the weights of an ARM, the line is labelled ILM
     labels = labels_of([_alone(recipes[run]) for run in lasts], lasts)
     over_steps = args.over == "steps"
-    curves = [
-        Curve(label, _joined({run: logs[run] for run in runs}, over_steps=over_steps))
-        for label, runs in zip(labels, stages, strict=True)
-    ]
     abouts = {_about(recipe) for recipe in recipes.values()}
     name, things = abouts.pop() if len(abouts) == 1 else ("several tasks", "examples")
-    counts = [to_builtins(recipe.task)["validation"] for recipe in recipes.values()]
-    title = f"{name}: {sized(counts, f'validation {things}')}"
-    save(training_figure(curves, title, over_steps=over_steps), args.out)
+    chains = [(label, {run: logs[run] for run in runs}) for label, runs in zip(labels, stages, strict=True)]
+    if solves:
+        curves = [Curve(label, _joined(chain, accuracies, over_steps=over_steps)) for label, chain in chains]
+        counts = [to_builtins(recipe.task)["validation"] for recipe in recipes.values()]
+        title = f"{name}: {sized(counts, f'validation {things}')}"
+        save(training_figure(curves, title, over_steps=over_steps), args.out)
+    else:
+        # A training without validations has losses all the same.
+        drawn = [
+            LossCurve(label, joined, learning=of is losses)
+            for label, chain in chains
+            for of in (losses, validation_losses)
+            if any(stage.x for stage in (joined := _joined(chain, of, over_steps=over_steps)))
+        ]
+        save(loss_figure(drawn, f"{name}: losses", over_steps=over_steps), args.out)
     print(f"wrote {args.out}")
 
 
@@ -112,18 +126,23 @@ def _begun_with(start: str, runs: Collection[Path]) -> Path | None:
     return namesakes[0] if len(namesakes) == 1 else None
 
 
-def _joined(logs: Mapping[Path, Sequence[Measure]], *, over_steps: bool) -> list[Stage]:
-    """The validations of all stages, each after the end of the stage before."""
+def _joined(
+    logs: Mapping[Path, Sequence[Measure]],
+    of: Callable[[Sequence[Measure]], list[tuple[int, float]]],
+    *,
+    over_steps: bool,
+) -> list[Stage]:
+    """What all stages measured, each after the end of the stage before. of: steps and values of a log"""
     from insertlm.plots import Stage
-    from insertlm.training.metrics import accuracies, training_seconds
+    from insertlm.training.metrics import training_seconds
 
     stages, end = list[Stage](), 0.0
     for run, log in logs.items():
-        steps = [step for step, _ in accuracies(log)]
+        found = of(log)
+        steps = [step for step, _ in found]
         last = max(measure.step for measure in log)
         own: list[float] = [*steps, last] if over_steps else training_seconds(log, [*steps, last])
-        shares = [share for _, share in accuracies(log)]
-        stages.append(Stage(run.resolve().name, [end + place for place in own[:-1]], shares))
+        stages.append(Stage(run.resolve().name, [end + place for place in own[:-1]], [value for _, value in found]))
         end += own[-1]  # training went on after the last validation
     return stages
 

@@ -6,7 +6,7 @@ rich prints plain text where the output is not a terminal, so colour must never 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -36,7 +36,8 @@ LEGEND = f" {MARK} new token   log p: of all that the step wrote   stop: chance 
 NEW, GOOD, BAD, FAINT = "bold black on green", "bold green", "bold red", "dim"
 FILL = "bold underline green"
 RETURN = "↵"  # shown for a line break
-NEAR = 30  # characters of a long given text shown beside a blank
+NEAR = 30  # characters of a long given text shown beside a blank, of whole words
+EMPTY = "[ ]"  # a blank with nothing in it
 BESIDE = 26  # columns that a trajectory's table needs beside the text
 PLAIN_WIDTH = 120  # the width of what goes into a file or a pipe
 
@@ -65,11 +66,11 @@ def results_table(rows: Sequence[tuple[str, str, str]]) -> Table:
     return table
 
 
-def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Each row has a name and numbers, under a header."""
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[int] = (0,)) -> Table:
+    """Each row has a name and numbers, under a header. texts: the columns that hold text"""
     table = Table(box=None, header_style=FAINT, padding=(0, 2))
     for column, name in enumerate(header):
-        table.add_column(name, justify="right" if column else "left")
+        table.add_column(name, justify="left" if column in texts else "right")
     for row in rows:
         table.add_row(*row)
     return table
@@ -86,21 +87,26 @@ def show_spans(spans: Sequence[Span]) -> Text:
 
 
 def show_infilling(infilling: Infilling) -> Table:
-    """A line for every step that wrote something: the text after it with the new tokens marked, and of long given text
-    only what is near a blank. Then the whole text."""
+    """A line for every step that wrote something: the blanks after it with the new tokens marked, and of the given
+    text a few words beside them. Then how it ended, in the same way."""
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(justify="right", style=FAINT)
     table.add_column()
     for number, spans in enumerate(infilling.frames, start=1):
-        line = Text()
-        for place, span in enumerate(spans):
-            text = (
-                _marked(span).replace("\n", RETURN) if span.new else _near(span.text, place > 0, place < len(spans) - 1)
-            )
-            line.append(text, NEW if span.latest else FILL if span.new else "")
-        table.add_row(str(number), line)
-    table.add_row("", show_spans(infilling.spans))
+        table.add_row(str(number), _blanks(spans))
+    table.add_row("", _blanks(infilling.outcome))
     return table
+
+
+def _blanks(spans: Sequence[Span]) -> Text:
+    line = Text()
+    for place, span in enumerate(spans):
+        if span.new:
+            text = _marked(span).replace("\n", RETURN) or EMPTY
+        else:
+            text = _near(span.text, place > 0, place < len(spans) - 1)
+        line.append(text, NEW if span.latest else FILL if span.new else "")
+    return line
 
 
 def _near(text: str, before: bool, behind: bool) -> str:
@@ -108,7 +114,10 @@ def _near(text: str, before: bool, behind: bool) -> str:
     text = text.replace("\n", RETURN)
     if len(text) <= (before + behind) * NEAR:
         return text
-    return f"{text[:NEAR] if before else ''}…{text[-NEAR:] if behind else ''}"
+    # Up to the last word that ends there, unless a single one is longer.
+    head, tail = text[:NEAR], text[-NEAR:]
+    head, tail = head[: head.rfind(" ") + 1] or head, tail[tail.find(" ") :] if " " in tail else tail
+    return f"{head if before else ''}…{tail if behind else ''}"
 
 
 def _marked(span: Span) -> str:

@@ -21,15 +21,19 @@ def train(args: Namespace) -> None:
     with joined(choose_device(args.device)) as processes:
         recipe = load_recipe(args.recipe, args.overrides)
         run = args.run or Path("runs") / f"{args.recipe.resolve().parent.name}-{args.recipe.stem}"
-        several = f", {processes.world} processes" if processes.world > 1 else ""
-        if processes.first:
-            print(f"run: {run} on {processes.device}{several}", flush=True)
-        steps = train_model(recipe, run, processes, standard_output())
+        again = f"run the same command again to go on in {run}"
+        try:
+            steps = train_model(recipe, run, processes, standard_output())
+        except KeyboardInterrupt:  # a second Ctrl-C, or one before the first step
+            if processes.world > 1:  # `joined` ends them together
+                raise
+            print(f"insertlm: interrupted at once; {again}, from its last checkpoint if it has one", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGINT) from None
         if not steps:  # a signal asked it to save and stop
             by_hand = processes.stop_signal == signal.SIGINT
             if processes.first:
                 why = "interrupted, all steps are saved" if by_hand else "asked to stop"
-                print(f"insertlm: {why}; run the same command again to go on in {run}", file=sys.stderr)
+                print(f"insertlm: {why}; {again}", file=sys.stderr)
             # RESUME tells batch scripts to start the run again; after Ctrl-C nobody wants that.
             raise SystemExit(128 + signal.SIGINT if by_hand else RESUME)
         if processes.first:

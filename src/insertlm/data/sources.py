@@ -50,6 +50,7 @@ PIECE_BYTES = 1 << 24  # of a file: a killed process loses no more than this
 PIECE_ROWS = 1 << 14  # of a shard
 _SAMPLE = 1 << 16  # bytes of a file's start, middle and end that go into its fingerprint
 _BATCH = 256  # rows that `datasets` gives at a time: one by one takes four times as long
+_PATIENCE = 10.0  # seconds until the hub counts as out of reach
 _HUB = "hub:"
 
 
@@ -252,6 +253,13 @@ class HubData:
         except ImportError as error:
             raise InsertlmError(f"{self.name} needs datasets; install it with: pip install 'insertlm[text]'") from error
         with self.asking():
+            if not Path(self._data).is_dir():
+                # Without a connection the builder would try for half a minute, and tell of every attempt.
+                from huggingface_hub import HfApi
+
+                HfApi(library_name="insertlm").dataset_info(
+                    self._data, revision=self._revision or None, timeout=_PATIENCE
+                )
             return load_dataset_builder(self._data, revision=self._revision or None)
 
     @cached_property

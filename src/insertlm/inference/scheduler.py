@@ -134,6 +134,16 @@ class Scheduler:
         self._admitted, self._batches = [], []
         return keys
 
+    def stop(self) -> list[Progress]:
+        """End all texts where they are, also those that have not begun."""
+        texts = [*self._running, *self._waiting]
+        self.abandon()
+        self._waiting.clear()
+        return [
+            Progress(text.key, [], Trajectory(text.prompt.prefix, text.prompt.start, text.events, None, stopped=True))
+            for text in texts
+        ]
+
     # --- Unwatched
 
     def _write_batch(self) -> list[Progress]:

@@ -41,7 +41,8 @@ class Trajectory:
 
     `prefix` was given and is not part of the text. `start` is the text as given (empty unless infilling), into which
     every event inserts one token. `stop_probability` is how sure the model was that nothing is missing from the
-    finished text (None: its family cannot tell). `limit` is what ended the text, None if the model did.
+    finished text (None: its family cannot tell). `limit` is what ended the text, None if the model did or if the
+    text was `stopped` by whoever watched it.
     """
 
     prefix: list[int]
@@ -49,11 +50,12 @@ class Trajectory:
     events: list[Insertion]
     stop_probability: float | None
     limit: Limit | None = None
+    stopped: bool = False
 
     @property
     def complete(self) -> bool:
         """Whether the model ended it."""
-        return self.limit is None
+        return self.limit is None and not self.stopped
 
     @property
     def ids(self) -> list[int]:
@@ -86,8 +88,10 @@ class Trajectory:
 def explain(trajectory: Trajectory, names: Mapping[Limit, str]) -> str | None:
     """Which limit ended the text and what to do about it; None if the model ended it. names: what the user who reads
     this calls each limit"""
-    if trajectory.limit is None:
-        return None
     count = len(trajectory.events)
     tokens = f"{count} token{'s' * (count != 1)}"
+    if trajectory.stopped:
+        return f"it was stopped after {tokens}"
+    if trajectory.limit is None:
+        return None
     return _REMEDIES[trajectory.limit].format(names[trajectory.limit], tokens=tokens, max_tokens=names["max_tokens"])

@@ -142,7 +142,7 @@ class InfillDraft(Draft[Infilling]):
         choices = {gap: rule for gap, rule in self.prompt.rules.items() if isinstance(rule, Choice)}
         weights = [choices[gap].weights if gap in choices else () for gap in self.given.blanks]
         result = Infilling(trajectory, self.given, self.tokenizer, self.fields, weights)
-        spelling = result.spelling(self.banned)
+        spelling = () if trajectory.stopped else result.spelling(self.banned)
         if not spelling:
             return result
         self.attempts += 1

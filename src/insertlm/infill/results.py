@@ -59,7 +59,7 @@ class Infilling:
     @property
     def spans(self) -> list[Span]:
         """The whole text, in order."""
-        return self._joined({gap: [Span(text, True)] for gap, text in self._texts.items()})
+        return self._joined({gap: [Span(text, True)] for gap, text in self._texts.items() if text})
 
     @property
     def fills(self) -> list[str]:
@@ -108,12 +108,25 @@ class Infilling:
 
     @property
     def frames(self) -> Iterator[list[Span]]:
-        """The text after each step that wrote something, with the new parts marked."""
+        """The text after each step that wrote something, with the new parts marked; see `_frame`."""
         done = 0
         for events in self.trajectory.steps:
             before, done = done, done + len(events)
-            here = {gap: [n for n in numbers if n < done] for gap, numbers in self._inserted.items()}
-            yield self._joined({gap: self._parts(gap, numbers, before) for gap, numbers in here.items()})
+            yield self._frame(done, before)
+
+    @property
+    def outcome(self) -> list[Span]:
+        """The last of the frames, with nothing marked as new."""
+        done = len(self.trajectory.events)
+        return self._frame(done, done)
+
+    def _frame(self, done: int, before: int) -> list[Span]:
+        """The text after so many events, of which those up to `before` are not the latest. A blank that is still empty
+        is a span without text."""
+        here = {gap: [n for n in numbers if n < done] for gap, numbers in self._inserted.items()}
+        parts = {gap: [span for span in self._parts(gap, ns, before) if span.text] for gap, ns in here.items()}
+        empty = {gap: [Span("", True)] for gap in self.given.blanks if not parts.get(gap)}
+        return self._joined({**parts, **empty})
 
     def spelling(self, words: Sequence[str]) -> Run:
         """The inserted ids that spell one of these words; empty if none of them was written."""
@@ -168,7 +181,7 @@ class Infilling:
         for gap in sorted(fills):
             spans += [Span(given.text[end : given.places[gap]], False), *fills[gap]]
             end = given.places[gap]
-        return [span for span in (*spans, Span(given.text[end:], False)) if span.text]
+        return [span for span in (*spans, Span(given.text[end:], False)) if span.text or span.new]
 
     def _spelt(self, gap: int, start: int, end: int) -> Run:
         """The ids that cover the characters from start to end of a gap's text."""

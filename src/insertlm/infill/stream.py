@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 class Stream(Generic[Result]):
     """Iterating gives the events of all texts as they happen. `results` are the finished texts; reading it runs
-    everything to the end.
+    everything to the end. Whoever has seen enough calls `stop`.
 
     batch_size: how many texts run at once; when one ends the next begins
     watched: False if only results are needed, which then come faster, and without events
@@ -36,11 +36,17 @@ class Stream(Generic[Result]):
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self._done: dict[int, Result] = {}
+        self._stopped = False
         # A generator: nothing is computed before the first event or result is asked for.
         self._events = self._write(Scheduler(family, batch_size, watched=watched), drafts, settings, progress)
 
     def __iter__(self) -> Iterator[Event]:
         return self._events
+
+    def stop(self) -> None:
+        """End all texts where they are, from the next step on: `results` are then the texts as far as they were
+        written, and `complete` is false. What was asked of a text, such as required words, may be missing in it."""
+        self._stopped = True
 
     @property
     def results(self) -> list[Result]:
@@ -58,7 +64,8 @@ class Stream(Generic[Result]):
         keys = scheduler.submit([prompt for draft in drafts for prompt in draft.prompts], settings)
         place_of = dict(zip(keys, places, strict=True))
         while len(scheduler):
-            for each in scheduler.advance():
+            # What has happened in a step is shown to its end, whenever somebody stops.
+            for each in scheduler.stop() if self._stopped else scheduler.advance():
                 number, which = place_of.pop(each.key) if each.ended else place_of[each.key]
                 events, result, again = drafts[number].see(each, number, which)
                 yield from events

@@ -13,12 +13,13 @@ from insertlm.plots.judging import Judged, judge_figure
 from insertlm.plots.puzzle import Written, puzzle_figure
 from insertlm.plots.timing import timing_figure
 from insertlm.plots.traces import Trace
-from insertlm.plots.training import Curve, Stage, training_figure
+from insertlm.plots.training import Curve, LossCurve, Stage, loss_figure, training_figure
 from insertlm.plots.trajectory import Panel, comparison_figure, trajectory_figure
 
 __all__ = [
     "Curve",
     "Judged",
+    "LossCurve",
     "Panel",
     "Result",
     "Stage",
@@ -30,6 +31,7 @@ __all__ = [
     "frontier_figure",
     "graph_figure",
     "judge_figure",
+    "loss_figure",
     "puzzle_figure",
     "save",
     "sized",

@@ -118,6 +118,11 @@ class Task(NamedSection, frozen=True, kw_only=True):
         """
         raise NotImplementedError
 
+    def split_size(self, split: Split) -> int:
+        """How many examples the split has: the recipe's number, or all that there are of a corpus."""
+        size: int = getattr(self, split)
+        return size
+
     def training_set(self) -> Examples | Corpus:
         """What training reads: examples that fit into memory, or a corpus that need not."""
         return self.examples("train")

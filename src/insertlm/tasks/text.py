@@ -142,6 +142,9 @@ class Text(Task, frozen=True, kw_only=True, tag="text"):
             raise InsertlmError(f"no document for the {split} split; expected more documents or a {size} task.share")
         return Stored(store, self.block)
 
+    def split_size(self, split: Split) -> int:
+        return len(self.stored(split))
+
     def examples(self, split: Split, count: int | None = None, seed: int | None = None) -> Examples:
         """The first documents of the split, or with a seed some of them in random order; no more than there are."""
         stored = self.stored(split)

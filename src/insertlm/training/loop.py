@@ -55,7 +55,11 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
         if note:
             console.print(note, highlight=False, soft_wrap=True)
         processes.gather(None)  # the folder is there
-        return _Run(recipe, run, processes, console).go()
+        begun = _Run(recipe, run, processes, console)
+        if processes.first:  # not earlier: what is wrong with the recipe or its data is known only now
+            several = f", {processes.world} processes" if processes.world > 1 else ""
+            console.print(f"run: {run} on {processes.device}{several}", highlight=False, soft_wrap=True)
+        return begun.go()
 
 
 def _check_batch(config: TrainConfig, processes: Processes) -> None:

@@ -23,9 +23,11 @@ __all__ = [
     "Tracker",
     "TrackerKind",
     "accuracies",
+    "losses",
     "open_tracker",
     "read_metrics",
     "training_seconds",
+    "validation_losses",
 ]
 
 _SLOWEST = 3.0  # times the median: a line that took longer was not training alone
@@ -82,6 +84,8 @@ class Measure(msgspec.Struct, frozen=True):
 
     step: int = -1
     steps_per_second: float | None = None
+    loss: float | None = None
+    validation_loss: float | None = None
     validation_sequence_accuracy: float | None = None
 
 
@@ -99,6 +103,18 @@ def accuracies(measures: Iterable[Measure]) -> list[tuple[int, float]]:
     """Step and sequence accuracy in percent, of each validation."""
     found = ((measure.step, measure.validation_sequence_accuracy) for measure in measures)
     return [(step, share) for step, share in found if share is not None]
+
+
+def validation_losses(measures: Iterable[Measure]) -> list[tuple[int, float]]:
+    """Step and loss of each validation, of tasks without right answers."""
+    found = ((measure.step, measure.validation_loss) for measure in measures)
+    return [(step, loss) for step, loss in found if loss is not None]
+
+
+def losses(measures: Iterable[Measure]) -> list[tuple[int, float]]:
+    """Step and mean training loss of each line."""
+    found = ((measure.step, measure.loss) for measure in measures)
+    return [(step, loss) for step, loss in found if loss is not None]
 
 
 def training_seconds(measures: Sequence[Measure], steps: Sequence[int]) -> list[float]:

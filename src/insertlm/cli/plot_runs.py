@@ -85,13 +85,13 @@ def plot_training(args: Namespace) -> None:
         title = f"{name}: {sized(counts, f'validation {things}')}"
         save(training_figure(curves, title, over_steps=over_steps), args.out)
     else:
-        # A training without validations has losses all the same.
-        drawn = [
-            LossCurve(label, joined, learning=of is losses)
+        every = [
+            LossCurve(label, _joined(chain, of, over_steps=over_steps), learning=of is losses)
             for label, chain in chains
             for of in (losses, validation_losses)
-            if any(stage.x for stage in (joined := _joined(chain, of, over_steps=over_steps)))
         ]
+        # A training without validations has losses all the same.
+        drawn = [curve for curve in every if any(stage.x for stage in curve.stages)]
         save(loss_figure(drawn, f"{name}: losses", over_steps=over_steps), args.out)
     print(f"wrote {args.out}")
 

@@ -8,7 +8,8 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test browser lint docs wheel clean
 
 demo: $(READY)
-	$(BIN)/insertlm infill - --show < docs/examples/red-ball.txt
+	$(BIN)/insertlm infill - < docs/examples/letter.txt
+	$(BIN)/insertlm infill "The conference, ___ was postponed." --show
 	$(BIN)/insertlm generate --count 10
 
 test: $(INSTALLED) lint browser

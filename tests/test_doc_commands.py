@@ -218,6 +218,7 @@ GIVEN: dict[str, dict[str, Callable[[Path], object]]] = {
     "infilling.md": {
         "MODEL": save_model,
         "MDM": lambda folder: save_model(folder, "mdm"),
+        "runs/stories_small-ilm": save_model,
         "story.txt": lambda path: path.write_text("Lily found ___.\n"),
         "lm1b-test.txt": save_texts,
         "tinystories-test.jsonl": save_texts,

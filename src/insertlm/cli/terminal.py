@@ -114,8 +114,8 @@ def _near(text: str, before: bool, behind: bool) -> str:
     text = text.replace("\n", RETURN)
     if len(text) <= (before + behind) * NEAR:
         return text
-    # Up to the last word that ends there, unless a single one is longer.
-    head, tail = text[:NEAR], text[-NEAR:]
+    # Whole words, unless a single one is longer. One character more shows whether a word ends just there.
+    head, tail = text[: NEAR + 1], text[-NEAR - 1 :]
     head, tail = head[: head.rfind(" ") + 1] or head, tail[tail.find(" ") :] if " " in tail else tail
     return f"{head if before else ''}…{tail if behind else ''}"
 

@@ -3,9 +3,11 @@
 FROM python:3.11-slim AS build
 RUN python -m venv /venv
 WORKDIR /build
-# torch alone and first: it is by far the largest layer and changes rarely. PyTorch's own index has builds without CUDA.
+# torch alone and first: it is by far the largest layer and changes rarely. The usual build brings gigabytes of CUDA; with the
+# address of PyTorch's index for CPUs, --build-arg PIP_EXTRA_INDEX_URL=ADDRESS, pip takes the one without.
+ARG PIP_EXTRA_INDEX_URL=
 COPY constraints.txt ./
-RUN /venv/bin/pip install --no-cache-dir -c constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
+RUN /venv/bin/pip install --no-cache-dir -c constraints.txt torch
 COPY pyproject.toml MANIFEST.in README.md LICENSE ./
 COPY src ./src
 RUN /venv/bin/pip install --no-cache-dir -c constraints.txt '.[patterns,serve]'

@@ -54,9 +54,10 @@ def test_every_stage_has_one_supported_python() -> None:
     assert int(version.split(".")[1]) >= int(least.split(".")[1])
 
 
-def test_torch_comes_first_without_cuda_and_all_is_pinned() -> None:
+def test_torch_comes_first_from_an_index_of_choice_and_all_is_pinned() -> None:
     torch, package = [rest for rest in of("RUN") if "pip install" in rest]
-    assert torch.endswith("whl/cpu torch")
+    assert torch.endswith(" torch")
+    assert of("ARG") == ["PIP_EXTRA_INDEX_URL="]  # which pip reads
     assert all("-c constraints.txt" in each for each in (torch, package))
     [extras] = re.findall(r"'\.\[(.*)\]'", package)
     assert {*extras.split(",")} <= PROJECT["optional-dependencies"].keys()

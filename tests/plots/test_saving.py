@@ -13,6 +13,7 @@ from insertlm.core.errors import InsertlmError
 from insertlm.plots import (
     Curve,
     Result,
+    Stage,
     accuracy_figure,
     graph_figure,
     puzzle_figure,
@@ -63,9 +64,9 @@ def test_what_cannot_be_saved_is_one_line(tmp_path: Path, name: str, reason: str
     [
         lambda: trajectory_figure([], str),
         lambda: graph_figure(EDGES, 1, 4),
-        lambda: training_figure([Curve("ILM", [1], [2])], ""),
+        lambda: training_figure([Curve("ILM", [Stage("run", [1], [2])])], "", over_steps=False),
         lambda: puzzle_figure(Street(3, 3, [Clue(0, (0, 6))]), [], [(0, 0, 0)]),
-        lambda: accuracy_figure([Result("ILM", 50.0, 10, {})]),
+        lambda: accuracy_figure([Result("ILM", 50.0, 10, {})], ""),
     ],
 )
 def test_missing_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,9 +14,10 @@ from insertlm.families.corruption.blanks import MOST, Blanks
 from insertlm.families.corruption.laid_out import Laid
 from insertlm.families.fill import FillConfig, Filler
 from insertlm.nn.spec import ModelConfig
+from insertlm.tasks.base import Examples
 from insertlm.text.tokenizers import WordTokenizer
 
-__all__ = ["WORDS", "blanks_at", "filler", "noise_for", "reference"]
+__all__ = ["WORDS", "blanks_at", "examples", "filler", "noise_for", "order_of", "reference"]
 
 WORDS = WordTokenizer((*"abcdefghij", ".", ","))
 _MODEL = ModelConfig(layers=2, width=32, heads=2, hidden=64)
@@ -34,6 +36,18 @@ def filler(config: FillConfig | None = None, seed: int = 0) -> Filler:
 
 def noise_for(count: int, epoch: int = 0) -> Noise:
     return Noise(1, torch.arange(count), torch.full((count,), epoch))
+
+
+def examples(count: int = 24, longest: int = 17) -> Examples:
+    draw = np.random.default_rng(3)
+    length = draw.integers(1, longest + 1, count).astype(np.int32)
+    target = draw.integers(0, len(WORDS.words), (count, longest), dtype=np.int32)
+    return Examples(np.zeros((count, 0), np.int32), np.zeros(count, np.int32), target, length)
+
+
+def order_of(x: Laid) -> Tensor:
+    assert x.order is not None
+    return x.order
 
 
 class _Dense:

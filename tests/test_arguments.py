@@ -162,7 +162,8 @@ def test_numbers_of_numpy_are_those_of_python(models: tuple[Model, Model]) -> No
     assert star.generate([GRAPH], **numpy) == star.generate([GRAPH], **plain)
     [one], [other] = (text.infill(BLANK, max_length=4, **numbers) for numbers in (numpy, plain))
     assert one.trajectory == other.trajectory
-    assert text.likelihood(TEXT, exact=np.int8(0)) == text.likelihood(TEXT, exact=0)
+    none: Any = np.int8(0)
+    assert text.likelihood(TEXT, exact=none) == text.likelihood(TEXT, exact=0)
 
 
 def test_words_may_come_from_an_iterator(models: tuple[Model, Model]) -> None:

@@ -81,8 +81,9 @@ def test_its_loss_is_that_of_a_filler_and_of_an_ilm_of_the_same_texts(both: Both
 def test_the_rows_that_it_announces_are_those_of_both_ways(both: Both) -> None:
     filler, ilm = alike(both)
     batch = examples(24)
-    ways = (filler.visible(filler.rows(batch), noise_of(24, 0)), ilm.visible(ilm.rows(batch), noise_of(24, 1)))
-    assert torch.equal(both.visible(both.rows(batch), noise_of(24, 0)), sum(ways))
+    fills = filler.visible(filler.rows(batch), noise_of(24, 0))
+    insertions = ilm.visible(ilm.rows(batch), noise_of(24, 1))
+    assert torch.equal(both.visible(both.rows(batch), noise_of(24, 0)), fills + insertions)
 
 
 PROMPTS = [Prompt([1], 3, [2, 5, 4, 1], frozenset({1, 3})), Prompt([], 4, [2, 2, 7], frozenset({0, 3}))]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_filler import WORDS, blanks_at, filler, noise_for, reference
+from dense_filler import WORDS, blanks_at, examples, filler, noise_for, order_of, reference
 
 from insertlm.families.base import Noise, Rows
 from insertlm.families.corruption.blanks import MOST
 from insertlm.families.corruption.laid_out import HINTS, Laid, Layout, hint_of, lay_out
 from insertlm.families.fill import FillConfig
-from insertlm.tasks.base import Examples
 
 BOS, BLANK, FILL, END, HINT = 99, -1, -2, -9, 200
 
@@ -38,13 +36,6 @@ def laid(
 
 def changed(config: FillConfig, **changes: float) -> FillConfig:
     return msgspec.structs.replace(config, **changes)
-
-
-def examples(count: int = 24, longest: int = 17) -> Examples:
-    draw = np.random.default_rng(3)
-    length = draw.integers(1, longest + 1, count).astype(np.int32)
-    target = draw.integers(0, len(WORDS.words), (count, longest), dtype=np.int32)
-    return Examples(np.zeros((count, 0), np.int32), np.zeros(count, np.int32), target, length)
 
 
 # --- Layout
@@ -80,7 +71,7 @@ def test_rows(
 def test_one_blank_is_written_after_the_other_or_a_token_in_each_at_a_time() -> None:
     gaps = [(0, 1), (3, 3), (5, 7)]
     given = [0] * 8
-    after, together = laid(*gaps).order.tolist(), laid(*gaps, in_step=True).order.tolist()
+    after, together = order_of(laid(*gaps)).tolist(), order_of(laid(*gaps, in_step=True)).tolist()
     assert after == sorted(after)
     assert after[:8] == given
     assert len({*after[8:]}) == 6
@@ -117,7 +108,7 @@ def test_a_share_of_blanks_has_hints_and_a_share_of_examples_is_written_in_step(
         hinted = (first >= WORDS.size) & (first < model.layout.onward)
         opened = (first >= WORDS.size) | (first == model.specials.stop)
         assert (hinted.sum() / opened.sum()).item() == pytest.approx(hints, abs=0.06)
-        texts = torch.split(x.order, x.packing.lengths.tolist())
+        texts = torch.split(order_of(x), x.packing.lengths.tolist())
         fills = [order[order > 0].tolist() for order in texts]
         several = [order for order in fills if order.count(1) > 1 or order != sorted(order)]
         assert bool(several) == bool(in_step)
@@ -128,7 +119,7 @@ def test_what_is_written_on_begins_with_a_token_of_its_own() -> None:
     for config, expected in ((FillConfig(suffix=1.0, everything=0.0), "onward"), (FillConfig(suffix=0.0), "fill")):
         model = filler(changed(config, hints=0.0, in_step=1.0))
         x = model.corrupted(model.rows(some), noise_for(50))
-        openings = x.tokens[x.rows][x.order[x.rows] == 1]
+        openings = x.tokens[x.rows][order_of(x)[x.rows] == 1]
         assert len(openings) >= 50
         assert bool((openings == getattr(model.layout, expected)).all())
 

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_filler import WORDS, blanks_at, filler, noise_for, reference
-from test_fill import examples
-from test_fill_writing import BOUNDED, IN_STEP, PROMPTS, SAMPLED, assert_exact, laid_of, summary, with_ends
+from dense_filler import WORDS, blanks_at, examples, filler, noise_for, order_of, reference
+from filled_texts import BOUNDED, IN_STEP, PROMPTS, SAMPLED, assert_exact, laid_of, summary, with_ends
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Noise
@@ -52,7 +51,7 @@ def test_numbers_tell_the_place_of_a_fill() -> None:
     assert x.tokens.tolist() == [BOS, one, 1, 2, two, 3, 4, three, one, 0, two, three, 5, 6]
     assert x.positions.tolist() == [*range(14)]
     assert x.words.tolist() == [0, END, END, 5, 6, END]
-    assert x.order is not None and x.order.tolist() == laid(filler(), *GAPS).order.tolist()  # type: ignore[union-attr]
+    assert order_of(x).tolist() == order_of(laid(filler(), *GAPS)).tolist()
 
 
 def test_a_row_of_the_rival_is_one_text_from_left_to_right() -> None:
@@ -116,8 +115,8 @@ def dense(model: Filler, x: Laid) -> torch.Tensor:
     """−log P of what follows each row that predicts, by torch's own causal attention."""
 
     def attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        parts = (part.transpose(0, 1)[None] for part in (q, k, v))
-        return F.scaled_dot_product_attention(*parts, is_causal=True)[0].transpose(0, 1)
+        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
 
     hidden = model.backbone(x.tokens, torch.arange(len(x.tokens)), attention)
     return F.cross_entropy(model.unembedding(hidden[x.rows]), x.words, reduction="none")
@@ -127,8 +126,9 @@ def test_half_of_the_rivals_examples_are_plain_texts() -> None:
     model, some = filler(RIVAL), examples(400)
     rows = model.rows(some)
     x = model.corrupted(rows, noise_for(400))
-    second = x.tokens[x.packing.starts + 1] == model.layout.marks
-    third = x.tokens[x.packing.starts + 2] == model.layout.marks
+    first = model.layout.marks
+    assert first is not None
+    second, third = (x.tokens[x.packing.starts + place] == first for place in (1, 2))
     long = rows.target_length > 2  # of which a blank leaves something
     assert (second & third)[long].float().mean().item() == pytest.approx(0.5, abs=0.08)
 

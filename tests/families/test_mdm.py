@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from example_batches import as_examples, noise_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -25,7 +26,7 @@ from insertlm.families.mdm import MDM, MdmConfig, lay_out, mask_cells, times, to
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import OptimConfig
-from insertlm.tasks.base import Example, Examples
+from insertlm.tasks.base import Example
 from insertlm.text.tokenizers import WordTokenizer
 from insertlm.training.step import TrainStep, capacity_for
 
@@ -52,20 +53,6 @@ def tiny_mdm(*, dropout: float = 0.0, awake: bool = True, stretch: float = 0.0) 
             for parameter in mdm.parameters():
                 parameter.data += 0.4 * torch.randn_like(parameter)
     return mdm
-
-
-def as_examples(batch: list[Example], junk: int = 0) -> Examples:
-    """Padded with `junk`, which must not matter."""
-    parts = []
-    for rows in ([example.prefix for example in batch], [example.target for example in batch]):
-        width = max(map(len, rows))
-        parts += [np.array([row + [junk] * (width - len(row)) for row in rows], np.int32).reshape(len(rows), width)]
-        parts += [np.array(list(map(len, rows)), np.int32)]
-    return Examples(*parts)
-
-
-def noise_of(count: int, seed: int = 0, first: int = 0, epoch: int = 0) -> Noise:
-    return Noise(seed, torch.arange(first, first + count), torch.full((count,), epoch))
 
 
 def masks(noise: Noise, block: int = BLOCK) -> Tensor:
@@ -143,6 +130,7 @@ def test_the_total_noise_is_that_of_the_log_linear_schedule() -> None:
 
 def textbook(mdm: MDM, attention: Softmax, batch: list[Example], noise: Noise) -> tuple[Tensor, Tensor]:
     """The bound per cell, and the mean cross-entropy of masked cells."""
+    assert mdm.time is not None and mdm.norm is not None
     allowed = torch.zeros(mdm.vocabulary, dtype=torch.bool)
     allowed[[*range(WORDS), mdm.specials.pad]] = True
     bound, lost = torch.zeros(()).double(), torch.zeros(()).double()

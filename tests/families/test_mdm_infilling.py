@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_mdm import TOKENIZER, WORDS, as_examples, noise_of
+from example_batches import as_examples, noise_of
 from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
@@ -19,9 +19,12 @@ from insertlm.inference.score import Completion
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.nn.spec import ModelConfig
 from insertlm.tasks.base import Example
+from insertlm.text.tokenizers import WordTokenizer
 from insertlm.training.step import capacity_for
 
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+WORDS = 6
+TOKENIZER = WordTokenizer(tuple(map(str, range(WORDS))), reserved=1)
 MODEL = ModelConfig(layers=2, width=8, heads=2, hidden=12)
 BATCH = [Example([1], [2, 3, 4]), Example([], [5, 0, 1, 1, 2, 3, 4]), Example([3, 3], []), Example([], [4])]
 BLOCK = 8

@@ -95,6 +95,7 @@ class Dense:
 
     def ask(self, time: float) -> Tensor:
         """log P(token) of every cell: [BLOCK, words and <pad>]"""
+        assert self.mdm.time is not None and self.mdm.norm is not None
         row = torch.tensor([*self.prompt.prefix, self.mdm.specials.bos, *self.block])
         everyone = torch.ones(len(row), len(row), dtype=torch.bool)
         condition = self.mdm.time(total_noise(torch.tensor([max(time, 1e-3)]))), torch.zeros_like(row)
@@ -214,8 +215,8 @@ def test_every_gap_gets_the_tokens_it_is_to_get(batch: list[Prompt], config: Dec
 
 
 def test_infilling_sets_out_from_the_share_of_masks() -> None:
-    mdm, spy = tiny_mdm(), Spy([])
-    mdm.time.register_forward_hook(spy)
+    mdm = tiny_mdm()
+    spy = watched(mdm)
     prompt = Prompt([1], start=[2, 3], open=frozenset({1}), bounds={1: Bounds(2, 2)})
     mdm.decode([prompt], DecodeConfig(max_steps=1))
     mdm.decode([prompt], DecodeConfig(order="certainty"))
@@ -343,12 +344,18 @@ class Spy:
         self.times.append(inputs[0])
 
 
+def watched(mdm: MDM) -> Spy:
+    assert mdm.time is not None
+    spy = Spy([])
+    mdm.time.register_forward_hook(spy)
+    return spy
+
+
 def test_the_network_runs_once_for_every_step_of_a_text_and_at_its_time() -> None:
     mdm, config = tiny_mdm(), DecodeConfig(max_steps=40)
     prompt = Prompt([1], 7)
     (steps,) = drawn_steps(mdm, [prompt], config)
-    spy = Spy([])
-    mdm.time.register_forward_hook(spy)
+    spy = watched(mdm)
     mdm.decode([prompt], config)
     expected = total_noise(torch.tensor([1 - k / 40 for k in sorted(set(steps))]))
     torch.testing.assert_close(torch.cat(spy.times), expected)
@@ -358,16 +365,16 @@ def test_the_network_runs_once_for_every_step_of_a_text_and_at_its_time() -> Non
 def test_the_last_step_has_the_noise_that_is_left(monkeypatch: pytest.MonkeyPatch, count: int, last: float) -> None:
     """But no less than in training. All cells wait for the last step here."""
     monkeypatch.setattr(unmasking, "randint", lambda high, *counters: (high - 1).expand(1, BLOCK))
-    mdm, spy = tiny_mdm(), Spy([])
-    mdm.time.register_forward_hook(spy)
+    mdm = tiny_mdm()
+    spy = watched(mdm)
     mdm.decode([Prompt([1])], DecodeConfig(max_steps=count))
     torch.testing.assert_close(torch.cat(spy.times), total_noise(torch.tensor([last])))
 
 
 @pytest.mark.parametrize(("parallel", "left"), [(1, [5, 4, 3, 2, 1]), (2, [5, 3, 1]), (0, [5])])
 def test_adaptive_orders_know_the_masked_share(parallel: int, left: list[int]) -> None:
-    mdm, spy = tiny_mdm(), Spy([])
-    mdm.time.register_forward_hook(spy)
+    mdm = tiny_mdm()
+    spy = watched(mdm)
     mdm.decode([Prompt([1])], DecodeConfig(order="certainty", parallel=parallel))
     torch.testing.assert_close(torch.cat(spy.times), total_noise(torch.tensor(left) / BLOCK))
 

@@ -19,12 +19,10 @@ from insertlm.families.likelihood.measure import Effort, log_likelihoods
 from insertlm.families.mdm import MdmConfig
 from insertlm.inference.score import Completion
 from insertlm.inference.settings import DecodeConfig
-from insertlm.infill import weighing
 from insertlm.infill.drafts import BestOf, begin
 from insertlm.infill.requests import Request
 from insertlm.infill.results import Infilling
 from insertlm.infill.stream import Stream
-from insertlm.infill.weighing import DISCOUNT, likeliest
 
 TEXT = "the ___ was ___."
 FOUR = DecodeConfig(temperature=1.0, best_of=4, max_steps=60)
@@ -46,7 +44,7 @@ def weight(family: Family, draft: Infilling) -> float:
     text = Completion.behind([], Few().encode(draft.text))
     fills = draft.given.completed(draft.fills, Few())
     whole, written = (log_likelihoods(family, [each], Effort())[0].value for each in (text, fills))
-    return whole - DISCOUNT * written
+    return whole - written
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -63,17 +61,6 @@ def test_an_arm_chooses_too() -> None:
     [kept] = infill(arm, Few(), [Request("the ___")], FOUR, 0)
     drafts = drafts_of(arm, 0, "the ___")
     assert kept.text == max(drafts, key=lambda draft: weight(arm, draft)).text
-
-
-def test_the_discount_decides_between_short_and_rare(filler: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafts = drafts_of(filler, 3)
-    monkeypatch.setattr(weighing, "DISCOUNT", 0.0)
-    texts = [Completion.behind([], Few().encode(draft.text)) for draft in drafts]
-    values = [found.value for found in log_likelihoods(filler, texts, Effort())]
-    assert likeliest(filler, Few(), drafts) == values.index(max(values))
-    monkeypatch.setattr(weighing, "DISCOUNT", 100.0)
-    fills = [log_likelihoods(filler, [each.given.completed(each.fills, Few())], Effort())[0].value for each in drafts]
-    assert likeliest(filler, Few(), drafts) == fills.index(min(fills))
 
 
 def test_company_changes_nothing(filler: Family) -> None:

@@ -94,17 +94,17 @@ def test_a_loss_that_is_only_measured_is_in_full_precision_on_a_cpu() -> None:
 @pytest.mark.parametrize("chunk", [3000, 1 << 25])
 def test_half_precision_on_a_cpu_is_close(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", {"cpu": chunk})
-    operands = tuple((x.detach() / 3).float().requires_grad_() for x in drawn(40, 301, 64, seed=0))
+    hidden, unembedding = ((x.detach() / 3).float().requires_grad_() for x in drawn(40, 301, 64, seed=0))
     where, (of_mass, of_score) = cells(40, 301, 80, seed=0), (x.float() for x in weights(40, 80, seed=0))
     with torch.autocast("cpu", torch.bfloat16):
-        found = slot_scores(*operands, *where)
-    expected = dense(*operands, *where)
+        found = slot_scores(hidden, unembedding, *where)
+    expected = dense(hidden, unembedding, *where)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=3e-2)
     assert not torch.allclose(found[1], expected[1], rtol=0, atol=1e-4)  # else its products were in float32
-    gradients = torch.autograd.grad(found[0] @ of_mass + found[1] @ of_score, operands)
+    gradients = torch.autograd.grad(found[0] @ of_mass + found[1] @ of_score, (hidden, unembedding))
     total = expected[0] @ of_mass + expected[1] @ of_score
-    for a, b in zip(gradients, torch.autograd.grad(total, operands), strict=True):
+    for a, b in zip(gradients, torch.autograd.grad(total, (hidden, unembedding)), strict=True):
         assert a.dtype == torch.float32
         assert float((a - b).norm() / b.norm()) < 2e-2
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func
+from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._dynamo.backends.common import aot_autograd
 
 from insertlm.cli.main import main
@@ -18,6 +18,7 @@ from insertlm.recipe import load_recipe
 from insertlm.storage import checkpoints
 from insertlm.training import loop
 from insertlm.training.deterministic import deterministic
+from insertlm.training.validation import validate
 
 CUDA = torch.cuda.is_available()
 RECIPE = """
@@ -69,11 +70,11 @@ def test_steps_are_deterministic_if_asked_for_and_validations_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, while_validating = [], []
-    losses, validate = ILM.losses, loop.validate
+    losses = ILM.losses
 
     def watched(self: ILM, *arguments: Any, **more: Any) -> Any:
-        here = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-        seen.append((self.training, *here))
+        filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        seen.append((self.training, torch.are_deterministic_algorithms_enabled(), filled))
         return losses(self, *arguments, **more)
 
     def validating(*arguments: Any, **more: Any) -> Any:
@@ -100,7 +101,7 @@ def test_the_mode_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.are_deterministic_algorithms_enabled()
         _ = 1 / 0
     assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
 
 
 def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
@@ -141,8 +142,9 @@ def test_the_compiler_leaves_the_sorted_sum_alone() -> None:
     compiled = torch.compile(embed, backend=compiler, fullgraph=True)
     weight = torch.randn(5, 4, requires_grad=True)
     with deterministic(True):
-        compiled(torch.tensor([1, 2, 1]), weight).sum().backward()
+        compiled(torch.tensor([1, 2, 1]), weight).sum().backward()  # type: ignore[no-untyped-call]
     assert "insertlm.sums_by_word.default" in backward
     backward.clear()
-    compiled(torch.tensor([1, 2, 1]), weight).sum().backward()  # compiled anew, since the mode is another
+    # The mode is another, for which it is compiled anew.
+    compiled(torch.tensor([1, 2, 1]), weight).sum().backward()  # type: ignore[no-untyped-call]
     assert backward and "insertlm.sums_by_word.default" not in backward

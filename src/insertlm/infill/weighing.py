@@ -4,11 +4,8 @@ A model that writes blanks from left to right can also say how likely a whole te
 two disagree where a fill does not go with what comes behind it: the whole text is then far less likely than the fill.
 Importance weights put that right. With q(fills), the probability with which the drafts were written, and p(text), that
 of the text from nothing, p / q is how much too rarely a draft was written, and drafts drawn in proportion to it would
-be fills as p has them. One of few drafts is wanted that reads well, so the likeliest is kept, with q discounted:
-
-    log p(text) - DISCOUNT * log q(fills)
-
-At 0 the shortest fills win, for every word costs probability; at 1 those that were written too rarely, however odd.
+be fills as p has them. Here the one with the largest weight is kept. By p alone the shortest fills would win, for every
+word costs probability; by the mean over words the longest and dullest. docs/log/2026-11-19.md has what was measured.
 """
 
 from __future__ import annotations
@@ -21,9 +18,7 @@ from insertlm.inference.score import Completion
 from insertlm.infill.results import Infilling
 from insertlm.text.tokenizers import Tokenizer
 
-__all__ = ["DISCOUNT", "likeliest"]
-
-DISCOUNT = 0.75
+__all__ = ["likeliest"]
 
 
 def likeliest(family: Family, tokenizer: Tokenizer, drafts: Sequence[Infilling]) -> int:
@@ -36,5 +31,5 @@ def likeliest(family: Family, tokenizer: Tokenizer, drafts: Sequence[Infilling])
     texts = [Completion.behind([], tokenizer.encode(draft.text)) for draft in kept]
     fills = [draft.given.completed(draft.fills, tokenizer) for draft in kept]
     found = log_likelihoods(family, [*texts, *fills], Effort())
-    weights = [text.value - DISCOUNT * fill.value for text, fill in zip(found, found[len(kept) :], strict=False)]
+    weights = [text.value - fill.value for text, fill in zip(found, found[len(kept) :], strict=False)]
     return [*alike.values()][max(range(len(kept)), key=weights.__getitem__)]

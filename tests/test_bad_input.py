@@ -151,7 +151,7 @@ def newest() -> Path:
         ("plot accuracy", "the following arguments are required: FILE"),
         ("plot trajectory run --count 0", "argument --count: expected a whole number of at least 1, got '0'"),
         ("plot training", "the following arguments are required: RUN"),
-        ("plot training run --over epochs", "argument --over: expected one of minutes, steps, got 'epochs'"),
+        ("plot training run --over epochs", "argument --over: expected one of time, steps, got 'epochs'"),
         ("plot training nothing", "nothing/metrics.jsonl: no such file; expected the metrics of a run"),
         (
             "plot training run run",

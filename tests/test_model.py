@@ -17,7 +17,7 @@ from insertlm import model as api
 from insertlm.core.errors import InsertlmError
 from insertlm.model import choose_device
 from insertlm.recipe import build_family, parse_recipe, to_yaml
-from insertlm.storage import checkpoints, folders
+from insertlm.storage import checkpoints
 
 GRAPH = "1>2 2>3 4>2 2>5 : 1 3"
 RECIPE = parse_recipe(
@@ -38,7 +38,7 @@ def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(to_yaml(RECIPE), encoding="utf-8")
     save_file(build_family(RECIPE).state_dict(), folder / "model.safetensors")
-    monkeypatch.setattr(folders, "_ASSETS", folder.parent)
+    monkeypatch.setattr("insertlm.core.assets._ASSETS", folder.parent)
     return folder.parent
 
 
@@ -133,7 +133,7 @@ def test_a_model_that_is_not_there(assets: Path, monkeypatch: pytest.MonkeyPatch
     expected = "nowhere: no model there; expected a run folder with recipe.yaml"
     assert message("nowhere") == f"{expected}, or a bundled model (english)"
     assert message("x" * 300).endswith(": cannot be read: File name too long")
-    monkeypatch.setattr(folders, "_ASSETS", assets / "none")
+    monkeypatch.setattr("insertlm.core.assets._ASSETS", assets / "none")
     assert message("nowhere") == expected
 
 

@@ -28,7 +28,6 @@ from insertlm.cli.main import main
 from insertlm.core import version as core_version
 from insertlm.evaluation import accuracy
 from insertlm.inference.trajectory import Insertion, Trajectory
-from insertlm.storage import folders
 from insertlm.tasks.star import PRESETS, Star
 from insertlm.text.subwords import load_tokenizer
 
@@ -157,7 +156,7 @@ def test_what_is_evaluated_is_the_split_decoded_as_asked(
 def test_evaluating_a_bundled_model_writes_only_where_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: Path
 ) -> None:
-    monkeypatch.setattr(folders, "_ASSETS", place / "runs")
+    monkeypatch.setattr("insertlm.core.assets._ASSETS", place / "runs")
     assert "wrote" not in output(capsys, "evaluate", "star_tiny-ilm", "--split", "train", "--count", "2")
     assert not Path(RUN, "evaluation-train.json").exists()
     output(capsys, "evaluate", "star_tiny-ilm", "--count", "2", "--out", str(tmp_path / "x.json"))
@@ -181,7 +180,7 @@ def test_generate_solves_fresh_graphs_and_shows_one_trajectory(capsys: pytest.Ca
 def test_generate_uses_the_bundled_model_if_none_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
-    monkeypatch.setattr(folders, "_ASSETS", place / "runs")
+    monkeypatch.setattr("insertlm.core.assets._ASSETS", place / "runs")
     monkeypatch.setattr(api, "GRAPHS", "star_tiny-ilm")
     assert " of 5 fresh graphs (seed 0)" in output(capsys, "generate")
 

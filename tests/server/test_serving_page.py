@@ -24,7 +24,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="u
 
 @pytest.fixture(scope="module")
 def running(models: list[Model], start: Callable[[Any], Any]) -> Iterator[Any]:
-    with start(create_app([text_model(models[0].family, "stories-mini"), models[2]])) as running:
+    with start(create_app([text_model(models[0].family, "english"), models[2]])) as running:
         yield running
 
 

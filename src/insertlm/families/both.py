@@ -70,7 +70,7 @@ class BothConfig(FillConfig, frozen=True, kw_only=True, tag="both"):
 
 
 class Both(Filler, Inserting):
-    abilities = replace(ILM.abilities, takes_hints=True)
+    abilities = replace(ILM.abilities, takes_hints=True, weighs_texts=True)
     gated = True
     config: BothConfig
 

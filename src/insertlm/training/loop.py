@@ -43,15 +43,12 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
     Returns how many steps it took, or 0 if it did not get there: SIGTERM or Ctrl-C end it earlier, with a checkpoint.
     """
     _check_batch(recipe.train, processes)
-    # The moments of words that do not occur shrink to denormal numbers, with which a CPU takes 30 times as long.
-    # Threads inherit this, so it comes before torch makes them.
-    torch.set_flush_denormal(True)
     with torch.device("meta"):  # a model that cannot be, or cannot write, is refused before anything is written
         check(build_family(recipe), recipe)
     processes.agree("recipe", f"insertlm {VERSION}\n{to_yaml(recipe)}")
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # the heads' float32 products may use TF32
-    with claimed(run, recipe) if processes.first else nullcontext("") as note:
+    with _no_denormals(), claimed(run, recipe) if processes.first else nullcontext("") as note:
         if note:
             console.print(note, highlight=False, soft_wrap=True)
         processes.gather(None)  # the folder is there
@@ -60,6 +57,17 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
             several = f", {processes.world} processes" if processes.world > 1 else ""
             console.print(f"run: {run} on {processes.device}{several}", highlight=False, soft_wrap=True)
         return begun.go()
+
+
+@contextmanager
+def _no_denormals() -> Iterator[None]:
+    """The moments of words that do not occur shrink to denormal numbers, with which a CPU takes 30 times as long. Threads
+    inherit this, so it helps most where torch has not computed anything before."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _check_batch(config: TrainConfig, processes: Processes) -> None:

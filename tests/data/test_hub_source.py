@@ -193,6 +193,7 @@ def test_a_revision_of_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((name, how))
         raise ValueError("nobody is there")
 
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda api, name, **how: None)  # the hub answers
     monkeypatch.setattr("datasets.load_dataset_builder", load)
     with pytest.raises(InsertlmError, match="nobody is there"):
         list(documents(source_of("hub:owner/set@refs/x:test")))

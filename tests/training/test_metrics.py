@@ -144,7 +144,7 @@ def test_what_is_read_back(tmp_path: Path) -> None:
         '{"step": 6, "loss": null, "steps_per_second": null}\n{"step": 7, "lo'
     )
     measures = read_metrics(path)
-    assert measures == [Measure(5, 2.0), Measure(5, None, 12.5), Measure(6)]
+    assert measures == [Measure(5, 2.0, 1.5), Measure(5, validation_sequence_accuracy=12.5), Measure(6)]
     assert accuracies(measures) == [(5, 12.5)]
 
 

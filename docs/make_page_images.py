@@ -30,7 +30,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
 GRAPH = 7
-LONGEST = 300_000  # ms for a text, and for the server to start: the machine may be busy
+LONGEST = 60_000  # ms for a text, and for the server to start: the machine may be busy
 FIRST, STEP, LAST = 1200, 220, 3500  # ms that a frame of the animation stays
 COLOURS = 128
 

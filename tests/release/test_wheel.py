@@ -56,7 +56,8 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
         packed = {name for name in archive.namelist() if not name.endswith("/")}
     information = {name for name in packed if name.startswith(f"insertlm-{PROJECT['version']}.dist-info/")}
     assert any(name.endswith("/LICENSE") for name in information)
-    files = (path for path in (ROOT / "src" / "insertlm").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    paths = (path for path in (ROOT / "src" / "insertlm").rglob("*") if path.is_file())
+    files = (path for path in paths if "__pycache__" not in path.parts)
     assert packed - information == {path.relative_to(ROOT / "src").as_posix() for path in files}
     assert any(re.fullmatch(r"insertlm/assets/[^/]+/model\.safetensors", name) for name in packed)
 

@@ -61,8 +61,8 @@ def train(recipe: Recipe, run: Path, processes: Processes, console: Console) -> 
 
 @contextmanager
 def _no_denormals() -> Iterator[None]:
-    """The moments of words that do not occur shrink to denormal numbers, with which a CPU takes 30 times as long. Threads
-    inherit this, so it helps most where torch has not computed anything before."""
+    """The moments of words that do not occur shrink to denormal numbers, with which a CPU takes 30 times as long.
+    Threads inherit this, so it helps most where torch has not computed anything before."""
     torch.set_flush_denormal(True)
     try:
         yield

@@ -103,7 +103,12 @@ def test_denormal_numbers_are_zero_while_it_trains(tmp_path: Path, monkeypatch: 
         return float(torch.tensor([1e-30]) * 1e-10)
 
     seen = list[float]()
-    monkeypatch.setattr(loop._Run, "go", lambda run: seen.append(denormal()) or 1)
+
+    def go(run: object) -> int:
+        seen.append(denormal())
+        return 1
+
+    monkeypatch.setattr(loop._Run, "go", go)
     assert train(recipe_of(steps=1, validate_every=0), tmp_path, CPU, quiet())
     assert seen == [0.0]
     assert denormal() > 0

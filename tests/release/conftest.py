@@ -55,7 +55,7 @@ def save_run(
         train_bpe(STORIES, 290).save(tokenizer)
     tree = {
         "task": {"name": "text", "train": "/home/me/private/a.jsonl", "tokenizer": str(tokenizer), "block": 24},
-        "model": {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "max_length": 90, **(model or {})},
+        "model": {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "max_length": 60, **(model or {})},
         "family": {"name": family, **FAMILIES.get(family, {}), **(keys or {})},
         "train": {"steps": 20},
         "decode": {"max_steps": 12, **decode},

@@ -89,7 +89,9 @@ def test_the_slider_goes_back_and_forth(open_page: Open) -> None:
     answer = fill_in(page)
     slider, total = page.get_by_role("slider", name="Replay"), len(answer["events"])
     expect(slider).to_have_value(str(total))
+    expect(page.locator("#panel-text .status")).to_contain_text(" by ")  # before, the text may still be played
     slider.press("Home")
+    expect(slider).to_have_value("0")
     assert shown(page).split() == TEXT.replace("___", "").split()
     assert page.locator("#panel-text .blank:visible").count() == 2
     for count in range(1, 4):
@@ -98,6 +100,7 @@ def test_the_slider_goes_back_and_forth(open_page: Open) -> None:
         there = [piece["text"] for piece in answer["pieces"] if piece["order"] is None or piece["order"] < count]
         assert shown(page).split() == "".join(there).split()
     slider.press("End")
+    expect(slider).to_have_value(str(total))
     assert shown(page) == answer["text"]
     assert page.locator("#panel-text .blank:visible").count() == 0
     slider.press("Home")

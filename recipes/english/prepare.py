@@ -4,8 +4,9 @@ python recipes/english/prepare.py split train.txt.xz data/english.jsonl    # doc
 python recipes/english/prepare.py sample MODEL.gguf data/everyday.jsonl --minutes 1.5
 
 The English mix is formal: encyclopedias, textbooks, papers. `sample` lets the base model itself write what people write
-to each other (letters, talk, how-tos, reviews, notes), for prompts that are put together from lists, and keeps what is
-whole, has no placeholders and does not go round in circles. Only a chat model can be asked so.
+to each other (letters, talk, how-tos, reviews, notes) and what it knows (countries, animals, inventions), for prompts
+that are put together from lists. It keeps what is whole, has no placeholders and does not go round in circles. Only a
+chat model can be asked so.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ _KINDS = (
     "notes of a meeting, as full sentences, about",
     "three sentences of travel advice about",
     "a description, as in a guidebook, of",
+    "one long sentence about",
+    "two sentences about",
     "a weather report that mentions",
     "a sports report that mentions",
 )
@@ -131,6 +134,41 @@ _TOPICS = (
     "a choir",
     "a storm at the coast",
 )
+_FACTS = (
+    "one sentence that says what everybody should know about",
+    "three simple facts, as full sentences, about",
+    "a short paragraph for children about",
+    "a short entry of an encyclopedia about",
+    "two sentences about the history of",
+    "a sentence that compares something else with",
+)
+_SUBJECTS = (
+    *("France", "Germany", "Italy", "Spain", "England", "Scotland", "Greece", "Russia", "China", "Japan", "India"),
+    *("Brazil", "Mexico", "Canada", "Australia", "Egypt", "Kenya", "Norway", "Poland", "Turkey", "the United States"),
+    *("Paris", "London", "Rome", "Berlin", "New York", "Tokyo", "the Amazon", "the Nile", "the Alps", "the Pacific"),
+    *(
+        "the sun",
+        "the moon",
+        "the planets",
+        "gravity",
+        "light",
+        "water",
+        "ice",
+        "iron",
+        "gold",
+        "oxygen",
+        "electricity",
+    ),
+    *("the heart", "the brain", "bones", "blood", "sleep", "vitamins", "the eye", "teeth", "vaccines", "antibiotics"),
+    *("elephants", "bees", "whales", "penguins", "dogs", "cats", "horses", "snakes", "spiders", "birds", "dinosaurs"),
+    *("trees", "roses", "mushrooms", "wheat", "rice", "coffee", "tea", "chocolate", "cheese", "bread", "salt", "sugar"),
+    *("volcanoes", "earthquakes", "rain", "snow", "wind", "deserts", "forests", "rivers", "the seasons", "the weather"),
+    *("the wheel", "the printing press", "the telephone", "the computer", "the internet", "the bicycle", "the car"),
+    *("Shakespeare", "Mozart", "Einstein", "Newton", "Marie Curie", "Darwin", "Leonardo da Vinci", "Napoleon"),
+    *("the Romans", "the pyramids", "the Middle Ages", "the French Revolution", "the Second World War"),
+    *("football", "chess", "the Olympic Games", "the violin", "opera", "painting", "photography", "the theatre"),
+    *("money", "banks", "taxes", "elections", "parliaments", "courts", "schools", "universities", "hospitals"),
+)
 _TONES = ("", " Keep it short.", " Use simple words.", " Be warm and personal.", " Use names of people and places.")
 _SHORTEST, _LONGEST = 80, 1500  # characters
 _LEAST_COMPRESSED = 0.42  # of the bytes: repetition compresses to less
@@ -182,7 +220,8 @@ def _samples(arguments: argparse.Namespace) -> Iterator[str]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype).to(device).eval()
     end, pad = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
-    prompts = [f"Write {kind} {topic}.{tone}" for kind, topic, tone in product(_KINDS, _TOPICS, _TONES)]
+    wanted = [*product(_KINDS, _TOPICS, _TONES), *product(_FACTS, _SUBJECTS, _TONES[:3])]
+    prompts = [f"Write {kind} {topic}.{tone}" for kind, topic, tone in wanted]
     random.Random(arguments.seed).shuffle(prompts)
     torch.manual_seed(arguments.seed)
     deadline, written, kept = time.monotonic() + 60 * arguments.minutes, 0, 0
@@ -192,8 +231,8 @@ def _samples(arguments: argparse.Namespace) -> Iterator[str]:
         batch = tokenizer(chats, return_tensors="pt", padding=True, add_special_tokens=False).to(device)
         with torch.inference_mode():
             ids = model.generate(
-                **batch, max_new_tokens=arguments.tokens, do_sample=True, temperature=0.9, top_p=0.92, top_k=0,
-                repetition_penalty=1.1, eos_token_id=end, pad_token_id=pad,
+                **batch, max_new_tokens=arguments.tokens, do_sample=True, temperature=0.75, top_p=0.9, top_k=200,
+                eos_token_id=end, pad_token_id=pad,
             )  # fmt: skip
         written += len(asked)
         for row in ids[:, batch["input_ids"].shape[1] :]:

@@ -219,6 +219,7 @@ def _samples(arguments: argparse.Namespace) -> Iterator[str]:
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, padding_side="left")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype).to(device).eval()
+    tokenizer.pad_token = "<|endoftext|>"
     end, pad = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
     wanted = [*product(_KINDS, _TOPICS, _TONES), *product(_FACTS, _SUBJECTS, _TONES[:3])]
     prompts = [f"Write {kind} {topic}.{tone}" for kind, topic, tone in wanted]

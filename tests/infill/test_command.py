@@ -163,6 +163,14 @@ def test_the_text_can_come_through_a_pipe(command: Callable[..., Any], monkeypat
         (["no blank"], "the text has no blank; expected ___ where something is missing (or anywhere)"),
         (["a ___", "--min", "-1"], "argument --min: expected a whole number of at least 0, got '-1'"),
         (["a ___", "--min", "2", "--max", "1"], "expected 0 <= min_length <= max_length, got 2 and 1"),
+        (
+            ["a ___ b", "--min", "30", "--decode.max_tokens", "5"],
+            "max_tokens: expected at least 30, which the blanks need, got 5",
+        ),
+        (
+            ["a ___ b ___", "--min", "2,4", "--decode.max_tokens", "5"],
+            "max_tokens: expected at least 6, which the blanks need, got 5",
+        ),
         (["a ___", "--samples", "0"], "argument --samples: expected a whole number of at least 1, got '0'"),
         (["a ___", "--decode.top_q", "1"], "--decode.top_q: unknown key; did you mean top_p?"),
         (

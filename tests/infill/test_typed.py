@@ -310,8 +310,8 @@ def test_families_that_insert_anywhere_say_who_can(config: Any, spec: str, what:
     [
         ("a {x:5 words, up to 4 tokens}", {}, "{x}: 5 words need 5 tokens or more; the blank takes 4"),
         ("a {x:2 words}", {"min_length": 3}, "{x}: 3 tokens may be more than 2 words; expected fewer"),
-        ("a {x:99 words}", {}, "the blanks need 99 tokens; max_tokens and max_steps leave 19"),
-        ("a {x:/a{30}/}", {}, "the blanks need 31 tokens; max_tokens and max_steps leave 19"),
+        ("a {x:99 words}", {}, "the blanks need 99 tokens; max_steps leaves 19"),
+        ("a {x:/a{30}/}", {}, "the blanks need 31 tokens; max_steps leaves 19"),
         ("a {x:/a(/}", {}, "/a(/: unclosed group; expected a regular expression"),
         (r"a {x:/a\b/}", {}, r"/a\b/: lookarounds not supported yet; expected a regular expression"),
         ("a {x:/(?=a)a/}", {}, "/(?=a)a/: look-around, including look-ahead and look-behind, is not supported; "),

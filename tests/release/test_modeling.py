@@ -254,6 +254,7 @@ def test_lengths_may_differ_from_blank_to_blank(both: Both) -> None:
         ("a ___", {"min_length": 3, "max_length": 2}, "min_length <= max_length"),
         ("a ___", {"min_length": [1, 2]}, "one for each of the 1 blanks"),
         ("a ___", {"min_length": 100}, "the model takes 60"),
+        ("a ___", {"min_length": 9, "max_tokens": 5}, "max_tokens: expected at least 9"),
         ("a ______ ___", {}, None),
         ("a ___\\_____ ___", {}, None),
         ("___ ___", {}, None),

@@ -172,6 +172,7 @@ def test_two_servers_in_one_process_count_for_themselves(client: httpx.Client, s
         ("/v1/infill", {"text": "___", "model": "/etc"}, 404, "no such model is served here; see /v1/models"),
         ("/v1/infill", {"text": "___", "model": "graphs"}, 422, "this is a model of the kind star; expected one of"),
         ("/v1/infill", {"text": "___", "min_length": [1, 2]}, 422, "min_length: expected a number, or one for each"),
+        ("/v1/infill", {"text": "___", "min_length": 9, "max_tokens": 5}, 422, "max_tokens: expected at least 9"),
         ("/v1/infill", {"text": "___", "model": "leftward", "max_length": 3}, 422, "this family cannot keep to bounds"),
         ("/v1/infill", {"text": "___ a", "model": "leftward", "stream": True}, 422, "this model writes at the end"),
         ("/v1/infill", {"text": "a\ud800 ___"}, 422, "text: expected Unicode text"),

@@ -299,10 +299,13 @@ def _check_room(
             f"the text has {len(given.ids):,} tokens and its {len(given.blanks):,} blanks need {owed:,} or more; "
             f"the model takes {longest:,}"
         )
+    # An MDM is told how many tokens there are, and may stop before the last.
+    most = settings.max_tokens if family.abilities.decides_length else None
+    if most is not None and owed > most:
+        raise InsertlmError(f"max_tokens: expected at least {owed:,}, which the blanks need, got {most:,}")
     # Rules of blanks hold whatever limits there are, so they must leave enough. The end of a blank takes a step, too.
-    steps = settings.max_steps - len(given.blanks)
-    if rules and owed > (least := min(settings.max_tokens or steps, steps)):
-        raise InsertlmError(f"the blanks need {owed:,} tokens; max_tokens and max_steps leave {least:,}")
+    if rules and owed > (steps := settings.max_steps - len(given.blanks)):
+        raise InsertlmError(f"the blanks need {owed:,} tokens; max_steps leaves {steps:,}")
 
 
 def _required(family: Family, tokenizer: Tokenizer, request: Request, mosts: Collection[int | None]) -> tuple[Run, ...]:

@@ -308,6 +308,10 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
             raise ValueError(
                 f"the text and its blanks need {needed + framing} tokens; the model takes {longest + framing}"
             )
+        if (needed := sum(request.needs)) > (decode.get("max_tokens") or _ENDLESS):
+            raise ValueError(
+                f"max_tokens: expected at least {needed}, which the blanks need, got {decode['max_tokens']}"
+            )
         writer = _WRITERS[family](self, request)
         complete = writer.run()
         # The result is joined from the user's own pieces: decoding their ids could change spaces.

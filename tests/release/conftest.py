@@ -34,7 +34,7 @@ PIECES = [
 ]
 
 
-FAMILIES: dict[str, dict[str, Any]] = {"mdm": {"block": 24}, "fill": {"jump": 8}}
+FAMILIES: dict[str, dict[str, Any]] = {"mdm": {"block": 24}, "fill": {"jump": 8}, "both": {"jump": 8}}
 
 
 def save_run(

@@ -87,13 +87,27 @@ def test_an_mdm_is_refused(make_run: Callable[..., Path], tmp_path: Path, capsys
     make_run(tmp_path / "run", "mdm")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
-        "insertlm: run: this is a model of the family mdm; only fill, ilm, it, arm can be exported: "
+        "insertlm: run: this is a model of the family mdm; only fill, both, ilm, it, arm can be exported: "
         "an mdm must be told how long every blank is, and its network is another one\n"
     )
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("family", "keys"), [("fill", {}), ("it", {}), ("arm", {}), ("ilm", {"stop": "slots"})])
+def test_both_is_exported_as_it_writes_from_left_to_right(
+    make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "run", "both", model={"max_length": 90}, order="certainty")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == (
+        "insertlm: run: an export of the family both writes from left to right; expected decode.order auto in its "
+        "recipe, got certainty\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"), [("fill", {}), ("both", {}), ("it", {}), ("arm", {}), ("ilm", {"stop": "slots"})]
+)
 def test_other_families_are_read_back_bit_for_bit(
     make_run: Callable[..., Path], tmp_path: Path, family: str, keys: dict[str, Any]
 ) -> None:

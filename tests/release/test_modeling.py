@@ -176,6 +176,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "it": ("it", {}, {}),
     "arm": ("arm", {}, {}),
     "fill": ("fill", {}, {"max_length": 150}),
+    "both": ("both", {}, {"max_length": 150}),
     "llama": ("fill", {"hints": 0.0}, {**LLAMA, "max_length": 150}),
 }
 OTHERS: dict[str, list[dict[str, Any]]] = {
@@ -222,7 +223,7 @@ def other(request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_pat
 
 def test_other_families_write_what_the_package_writes(other: Both, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["other"]
-    steps: list[dict[str, Any]] = [{"parallel": 1}, {"parallel": 0}] if kind in ("fill", "llama") else [{}]
+    steps: list[dict[str, Any]] = [{"parallel": 1}, {"parallel": 0}] if kind in ("fill", "both", "llama") else [{}]
     texts = ["___", "The cat ___"] if kind == "arm" else TEXTS
     complete = set()
     for settings in OTHERS.get(kind, FILLS):

@@ -23,6 +23,7 @@ import tokenizers
 from insertlm.core.errors import InsertlmError
 from insertlm.core.files import sync, write_durably, writing
 from insertlm.core.version import VERSION
+from insertlm.families.both import Both
 from insertlm.families.corruption.blanks import MOST
 from insertlm.families.corruption.laid_out import HINTS
 from insertlm.families.fill import Filler
@@ -40,7 +41,7 @@ __all__ = ["check_exportable", "check_place", "export"]
 
 _CODE = Path(__file__).with_name("modeling_insertlm.py")
 _BESIDE = ("filling_insertlm.py", "writing_insertlm.py")  # what it imports from
-_FAMILIES = ("fill", "ilm", "it", "arm")
+_FAMILIES = ("fill", "both", "ilm", "it", "arm")
 _REASONS = {"mdm": ": an mdm must be told how long every blank is, and its network is another one"}
 # What transformers calls our special tokens.
 _ROLES = {"stop": "cls", "bos": "bos", "eos": "eos", "unk": "unk", "pad": "pad", "mask": "mask"}
@@ -72,6 +73,11 @@ def check_exportable(recipe: Recipe, name: str) -> None:
         raise InsertlmError(
             f"{name}: this is a model of the family {family}; only {', '.join(_FAMILIES)} can be exported"
             + _REASONS.get(family, "")
+        )
+    if family == "both" and recipe.decode.order != "auto":
+        raise InsertlmError(
+            f"{name}: an export of the family both writes from left to right; expected decode.order auto in its "
+            f"recipe, got {recipe.decode.order}"
         )
 
 
@@ -127,7 +133,7 @@ def _config(model: Model) -> dict[str, Any]:
         "auto_map": {name: f"{_CODE.stem}.Insertlm{name.removeprefix('Auto')}" for name in ("AutoConfig", "AutoModel")},
         "dtype": "float32",
         "family": model.recipe.family.tag,
-        "gates": isinstance(family, ILM) and family.gated,
+        "gates": isinstance(family, ILM | Both) and family.gated,
         "framing": family.framing,
         "fill": _fill_config(family) if isinstance(family, Filler) else None,
         "vocab_size": rows,
@@ -156,11 +162,12 @@ def _fill_config(family: Filler) -> dict[str, Any]:
 
 def _decode(model: Model) -> dict[str, Any]:
     """The decode settings that the model can use there. Only a filler writes several tokens in a step."""
-    can, settings = model.family.abilities, msgspec.to_builtins(model.recipe.decode)
+    family, settings = model.family, msgspec.to_builtins(model.recipe.decode)
+    can = family.from_left_to_right if isinstance(family, Both) else family.abilities
     used = {
         "stop_threshold": can.stop_threshold,
         "order": bool(can.orders),
-        "parallel": model.recipe.family.tag == "fill" and can.parallel,
+        "parallel": isinstance(family, Filler) and can.parallel,
         "confidence": False,
         "joint": can.draws_places,
         "position_top_k": can.draws_places,

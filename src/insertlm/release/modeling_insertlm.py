@@ -32,7 +32,7 @@ __all__ = ["Infilled", "InsertlmConfig", "InsertlmModel", "InsertlmOutput"]
 
 _SUMS = "SHA256SUMS"
 _ENDLESS = 1 << 40
-_WRITERS: dict[str, Any] = {"ilm": IlmWriter, "it": ItWriter, "arm": ArmWriter, "fill": FillWriter}
+_WRITERS: dict[str, Any] = {"ilm": IlmWriter, "it": ItWriter, "arm": ArmWriter, "fill": FillWriter, "both": FillWriter}
 # The paper's transformer; config.json names what is different. The keys are those of `model` in a recipe.
 _SHAPE: dict[str, Any] = {
     "norm": "layer",
@@ -51,7 +51,8 @@ _SHAPE: dict[str, Any] = {
 class InsertlmConfig(PretrainedConfig):  # type: ignore[misc]
     """The contents of config.json.
 
-    family: ilm, it, arm or fill   gates: whether every slot of an ILM says if something is missing there
+    family: ilm, it, arm, fill or both (which writes as fill)   gates: whether every slot of an ILM says if something
+    is missing there
     framing: special tokens of a row   shape: what differs from the paper's transformer, see _SHAPE
     fill: of a filler, the most blanks (most), how far positions jump behind a blank (jump), the id of a blank (mask_id)
     and, if it takes them, the numbers of words that hints stand for (hints) and the id of the first of them (hint_ids)
@@ -225,7 +226,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.backbone = _Backbone(config)
         self.unembedding = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.family == "ilm":
+        if config.family in ("ilm", "both"):
             self.stop = _StopHead(config.hidden_size)
         self._heads: tuple[Any, Tensor] | None = None
         self.post_init()
@@ -248,7 +249,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
             mask = causal if mask is None else mask & causal
         hidden = self.backbone(input_ids, mask, positions=position_ids)
         stop = None
-        if self.config.family == "ilm":
+        if self.config.family in ("ilm", "both"):
             stop = self.stop(hidden if self.config.gates else hidden[:, 0])
         return InsertlmOutput(logits=self.unembedding(hidden), stop_logits=stop)
 

@@ -337,9 +337,15 @@ def _add_compare(subparsers: Any) -> None:
 
 
 def _add_export(subparsers: Any) -> None:
-    note = "--push uses the token of `hf auth login` or of HF_TOKEN."
+    note = (
+        "The folder holds the weights, their hashes, the tokenizer, the recipe, a model card and the model's code. "
+        "Whoever loads it with AutoModel.from_pretrained(FOLDER, trust_remote_code=True) needs torch and transformers, "
+        "but not insertlm, to fill in texts; insertlm reads it too. --push uses the token of `hf auth login` or of "
+        "HF_TOKEN."
+    )
     command = _add(subparsers, "export", "write a model as a folder that transformers can load", note)
-    command.add_argument("model", metavar="RUN", help="run folder, bundled model or Hub id of an ilm trained on text")
+    about = "model of text, of any family but mdm: run folder, exported folder, Hub id or bundled model"
+    command.add_argument("model", metavar="RUN", help=about)
     command.checkpoint()
     about = "folder to write: a new one, or an earlier export to replace"
     command.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=about)

@@ -249,6 +249,7 @@ def test_lengths_may_differ_from_blank_to_blank(both: Both) -> None:
     [
         ("no blank", {}, "no blank"),
         ("a ___", {"temprature": 1}, "unknown setting temprature; expected one of stop_threshold"),
+        ("a ___", {"best_of": 2}, "unknown setting best_of"),
         ("a ___", {"order": "random"}, "order: expected one of auto"),
         ("a ___", {"order": "margin", "joint": True}, "expected joint=False"),
         ("a ___", {"top_p": 0.0}, "0 < top_p"),

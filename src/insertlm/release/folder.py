@@ -171,6 +171,7 @@ def _decode(model: Model) -> dict[str, Any]:
         "confidence": False,
         "joint": can.draws_places,
         "position_top_k": can.draws_places,
+        "best_of": False,
     }
     return {key: value for key, value in settings.items() if used.get(key, True)}
 

@@ -6,9 +6,9 @@
     print(model.infill("Lily found ___. She ___ all day.", tokenizer).text)
 
 `insertlm export` puts these files beside the weights. For the same seed they write what the package writes, token for
-token; tests compare the two. They are the plain version: one text at a time, no banned or required words. The package
-(insertlm) has these, and training. This file holds the network; how texts are written is in writing_insertlm.py, and
-for fillers in filling_insertlm.py.
+token; tests compare the two. They are the plain version: one draft of one text at a time, no banned or required words.
+The package (insertlm) has these, and training. This file holds the network; how texts are written is in
+writing_insertlm.py, and for fillers in filling_insertlm.py.
 """
 
 from __future__ import annotations

@@ -171,6 +171,17 @@ def test_a_star_graph_is_solved_and_drawn(open_page: Open) -> None:
     expect(page.locator("#panel-graph .token")).to_have_count(0)
 
 
+def test_graphs_of_two_paths_are_drawn_and_judged(
+    open_page: Open, serve: Callable[..., Any], models: list[Model]
+) -> None:
+    """Their junction may have no more edges than other nodes. The model is not trained."""
+    with serve(models=[models[2]]) as running:
+        page = open_page(running.url)
+        expect(page.locator("#panel-graph .node")).to_have_count(5)
+        page.get_by_role("button", name="Solve").click()
+        expect(page.locator("#panel-graph .status")).to_have_text("This is not the path.")
+
+
 def test_a_wrong_path_is_drawn_as_wrong(open_page: Open) -> None:
     page = open_page("/#graph")
     ends = [page.request.get("v1/graphs/example?seed=7").json()[end] for end in ("source", "goal")]

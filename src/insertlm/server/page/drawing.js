@@ -103,8 +103,9 @@ function layOut(edges, upright) {
     after.set(a, [...(after.get(a) ?? []), b]);
     before.set(b, [...(before.get(b) ?? []), a]);
   }
-  const degree = (node) => (after.get(node)?.length ?? 0) + (before.get(node)?.length ?? 0);
-  const junction = edges.flat().reduce((best, node) => (degree(node) > degree(best) ? node : best));
+  // All paths leave the junction. With two paths, others may have as many edges as it has, but not as many ways out.
+  const exits = (node) => after.get(node).length;
+  const junction = [...after.keys()].reduce((best, node) => (exits(node) > exits(best) ? node : best));
   const places = new Map([[junction, [0, 0]]]);
   for (const [following, side] of [
     [after, 1],

@@ -35,7 +35,7 @@ from insertlm.inference.rules import Choice
 from insertlm.inference.sampling import draws
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import BatchWriter, Step
-from insertlm.nn.attention import Attention, CachedAttention, PackedAttention, PrefixCache
+from insertlm.nn.attention import ROOM, Attention, CachedAttention, PackedAttention, PrefixCache
 
 __all__ = ["FillWriter"]
 
@@ -221,8 +221,7 @@ class FillWriter(BatchWriter):
         self.fills, self.play = self.fills.join(other.fills), self.play.join(other.play)
         self.rules += other.rules
         self.rows, self.hidden = torch.cat([self.rows, other.rows]), torch.cat([self.hidden, other.hidden])
-        left = torch.cat([mine.length, theirs.length]) + self.fills.left
-        self.cache = mine.join(theirs, max(0, int(left.max()) - max(mine.longest, theirs.longest)))
+        self.cache = mine.join(theirs, ROOM)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
@@ -249,33 +248,39 @@ class FillWriter(BatchWriter):
 
     def _read(self, prompts: Sequence[Prompt]) -> tuple[Tensor, PrefixCache]:
         """Compute what is given, and the openings of the blanks at work. Returns their hidden rows and the cache."""
-        device = self.family.device
-        given = [self._given(prompt) for prompt in prompts]
-        lengths = np.array([len(tokens) for tokens, _ in given])
-        opens = self.rows.sum(1).cpu().numpy()
-        tokens, positions = self.fills.fed
-        whole = [torch.zeros(len(given), int(lengths.max()) + MOST, dtype=torch.int64) for _ in range(2)]
-        for row, parts in enumerate(given):
-            for matrix, part in zip(whole, parts, strict=True):
+        fed, device = self.fills.fed, self.family.device
+        # Drafts and samples of one text have all of this in common, so each is computed once.
+        openings = torch.cat([*fed, self.rows], 1).tolist()
+        starts = [(*map(tuple, self._given(prompt)), tuple(row)) for prompt, row in zip(prompts, openings, strict=True)]
+        number = {start: place for place, start in enumerate(dict.fromkeys(starts))}
+        which = torch.tensor([number[start] for start in starts], device=device)
+        some = torch.tensor([starts.index(start) for start in number], device=device)
+        rows = self.rows.index_select(0, some)
+        lengths = np.array([len(tokens) for tokens, _, _ in number])
+        opens = rows.sum(1).cpu().numpy()
+        whole = [torch.zeros(len(number), int(lengths.max()) + MOST, dtype=torch.int64) for _ in range(2)]
+        for row, parts in enumerate(number):
+            for matrix, part in zip(whole, parts[:2], strict=True):
                 matrix[row, : len(part)] = torch.tensor(part)
         length = torch.from_numpy(lengths).to(device)[:, None]
         column = torch.arange(whole[0].shape[1], device=device)
         # Openings follow what is given, in the last columns.
         in_front = column[:-MOST] < length
-        keep = torch.cat([in_front, self.rows], 1)
+        keep = torch.cat([in_front, rows], 1)
         packing = Packing(keep, counts=lengths + opens)
         width = len(column) - MOST
         order = packing.pack(torch.where(column < width, column * self.layout.causal, width).expand_as(keep)).int()
         record: list[tuple[Tensor, Tensor]] = []
         attention = PackedAttention(packing.segments, order=order, record=record)
         ids, places = (
-            packing.pack(torch.cat([matrix.to(device)[:, :-MOST], new], 1))
-            for matrix, new in zip(whole, (tokens, positions), strict=True)
+            packing.pack(torch.cat([matrix.to(device)[:, :-MOST], new.index_select(0, some)], 1))
+            for matrix, new in zip(whole, fed, strict=True)
         )
         hidden = self._run(ids, places, attention, packing.where[:, -MOST:].flatten().clamp(min=0))
-        self.fills.computed(self.rows, packing.where[:, -MOST:] - packing.starts[:, None])
-        room = int(self.fills.left.max()) + 1
-        return hidden.view(len(prompts), MOST, -1), PrefixCache.of(record, packing.segments, room)
+        cells = packing.where[:, -MOST:] - packing.starts[:, None]
+        self.fills.computed(self.rows, cells.index_select(0, which))
+        hidden, cache = hidden.view(len(number), MOST, -1), PrefixCache.of(record, packing.segments, ROOM)
+        return (hidden, cache) if len(number) == len(starts) else (hidden.index_select(0, which), cache.select(which))
 
     def _given(self, prompt: Prompt) -> tuple[list[int], list[int]]:
         """The given row with its blanks, and the positions of its tokens."""
@@ -308,6 +313,7 @@ class FillWriter(BatchWriter):
         self.rows = self._at_work()
         packing = self._packing(self.rows)
         token, position = map(packing.pack, self.fills.fed)
+        self.cache = self.cache.with_room(packing.segments.longest)
         attention = CachedAttention(self.cache, packing.segments)
         hidden = self._run(token, position, attention)
         before, after = self.cache.length, attention.kept

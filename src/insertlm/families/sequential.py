@@ -66,7 +66,6 @@ class Sequential(Family):
     def decisions(self, completions: Sequence[Completion]) -> list[list[Decisions]]:
         """Those of every fill of every completion, all computed together."""
         end = self.specials.eos
-        words = torch.cat([self.writable, self.writable.new_tensor([end])])
         fills = [fill for each in completions for fill in each.fills]
         expected = torch.tensor(
             [token for fill in fills for token in (*fill, end)], dtype=torch.int64, device=self.device
@@ -74,7 +73,9 @@ class Sequential(Family):
         with exclusively(self.device):
             hidden = self.predict(completions)
             vectors = self.unembedding.weight
-            total = slot_logsumexp(hidden, vectors[words])
+            barred = torch.ones(len(vectors), dtype=torch.bool, device=self.device)
+            barred[self.writable], barred[end] = False, False
+            total = slot_logsumexp(hidden, vectors, barred.nonzero().squeeze(1))
             token = (hidden * vectors[expected]).sum(-1) - total
             # An end within a fill is no end that could be written.
             token = token.masked_fill(~torch.isin(expected, self.writable), -torch.inf).double().cpu()

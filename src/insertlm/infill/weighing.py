@@ -5,20 +5,27 @@ two disagree where a fill does not go with what comes behind it: the whole text 
 Importance weights put that right. With q(fills), the probability with which the drafts were written, and p(text), that
 of the text from nothing, p / q is how much too rarely a draft was written, and drafts drawn in proportion to it would
 be fills as p has them. Here the one with the largest weight is kept. By p alone the shortest fills would win, for every
-word costs probability; by the mean over words the longest and dullest. docs/log/2026-11-19.md has what was measured.
+word costs probability; by p / q itself those that are too long, because the weights of long fills vary most and the
+largest of several is likely one of theirs. The power of q lies a little below 1, where written lengths are those of
+texts. docs/log/2026-11-19.md has what was measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from insertlm.families.base import Family
 from insertlm.families.likelihood.measure import Effort, log_likelihoods
 from insertlm.inference.score import Completion
+from insertlm.inference.trajectory import Trajectory
 from insertlm.infill.results import Infilling
 from insertlm.text.tokenizers import Tokenizer
 
 __all__ = ["likeliest"]
+
+_POWER = 0.95  # of q
+_LEAST = 1e-30  # what a probability of 0 in float32 counts as
 
 
 def likeliest(family: Family, tokenizer: Tokenizer, drafts: Sequence[Infilling]) -> int:
@@ -29,7 +36,13 @@ def likeliest(family: Family, tokenizer: Tokenizer, drafts: Sequence[Infilling])
         alike.setdefault(draft.text, number)
     kept = [drafts[number] for number in alike.values()]
     texts = [Completion.behind([], tokenizer.encode(draft.text)) for draft in kept]
-    fills = [draft.given.completed(draft.fills, tokenizer) for draft in kept]
-    found = log_likelihoods(family, [*texts, *fills], Effort())
-    weights = [text.value - fill.value for text, fill in zip(found, found[len(kept) :], strict=False)]
+    found = log_likelihoods(family, texts, Effort())
+    weights = [text.value - _POWER * _log_q(draft.trajectory) for text, draft in zip(found, kept, strict=True)]
     return [*alike.values()][max(range(len(kept)), key=weights.__getitem__)]
+
+
+def _log_q(written: Trajectory) -> float:
+    """Of the tokens, and of the ends behind them."""
+    assert written.stop_probability is not None  # whoever weighs texts knows how sure it is of their ends
+    tokens = math.fsum(event.log_probability for event in written.events)
+    return tokens + math.log(max(written.stop_probability, _LEAST))

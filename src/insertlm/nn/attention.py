@@ -7,7 +7,7 @@ No backend drops attention probabilities: the flash kernel cannot, and a model s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
@@ -19,6 +19,7 @@ from torch import Tensor
 from insertlm.core.packing import Packing, Segments
 
 __all__ = [
+    "ROOM",
     "Attention",
     "Backend",
     "CachedAttention",
@@ -33,6 +34,7 @@ __all__ = [
 _SHORT = 1100  # segments of up to so many rows are faster with our own kernel, measured on stories of 205 tokens
 _EACH = 512  # for backward every pair of rows keeps its weight, which takes too much memory in longer segments
 _HEAD_DIMS = (16, 32, 64)  # sizes of heads that it supports
+ROOM = 128  # rows that a cache has room for at first, and that it grows by, where few texts need the most they may have
 
 
 class Attention(Protocol):
@@ -244,6 +246,13 @@ class PrefixCache:
         """record: what `PackedAttention` recorded of the prefix rows; room: the most other rows a sequence will have"""
         layers = [tuple(F.pad(_pad(x, segments), (0, 0, 0, 0, 0, room)) for x in kv) for kv in record]
         return cls([(k, v) for k, v in layers], segments.lengths, segments.longest)
+
+    def with_room(self, rows: int) -> PrefixCache:
+        """For so many more rows of every sequence, and if there was none, for more than that."""
+        if self.longest + rows <= self.cells:
+            return self
+        more = (0, 0, 0, 0, 0, max(rows, ROOM))
+        return replace(self, layers=[(F.pad(k, more), F.pad(v, more)) for k, v in self.layers])
 
     def select(self, chosen: Tensor) -> PrefixCache:
         """Only these sequences. chosen: [S'] indices"""

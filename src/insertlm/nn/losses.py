@@ -29,15 +29,24 @@ __all__ = ["row_chunks", "slot_logsumexp", "slot_scores"]
 # Logits held at once, 256 MB or 1 GB in float32. Large chunks are faster on a GPU, because each chunk also makes a pass
 # over the gradient of all words and over all cells.
 _CHUNK_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 28}
+_MEASURED = 1 << 24  # on a CPU without a gradient, where large chunks have no use
 _ALIGNMENT = 64  # products are several times slower when the number of columns is not a multiple of this
 
 
-def slot_logsumexp(hidden: Tensor, unembedding: Tensor) -> Tensor:
-    """The log-mass of each slot over the vocabulary, without a gradient: [T, d] and [V, d] to [T]."""
+def slot_logsumexp(hidden: Tensor, unembedding: Tensor, barred: Tensor | None = None) -> Tensor:
+    """The log-mass of each slot over the vocabulary, without a gradient: [T, d] and [V, d] to [T].
+
+    barred: [N], ids that take no part
+    """
     bf16 = _use_bf16(hidden)
     x, words = _operands(hidden, unembedding, bf16)
-    chunks = row_chunks(x, words)
-    return torch.cat([_logsumexp(_product(x[rows], words.T), len(unembedding), bf16) for rows in chunks])
+    masses = []
+    for rows in row_chunks(x, words, None if x.is_cuda else _MEASURED):
+        logits = _product(x[rows], words.T)
+        if barred is not None:
+            logits.index_fill_(1, barred, -torch.inf)
+        masses.append(_logsumexp(logits, len(unembedding), bf16))
+    return torch.cat(masses)
 
 
 def slot_scores(hidden: Tensor, unembedding: Tensor, row: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,9 +60,9 @@ def slot_scores(hidden: Tensor, unembedding: Tensor, row: Tensor, token: Tensor)
     return mass, score
 
 
-def row_chunks(hidden: Tensor, unembedding: Tensor) -> list[slice]:
-    """Pieces of the rows whose logits fit into a chunk."""
-    size = max(1, _CHUNK_ELEMENTS.get(hidden.device.type, 1 << 26) // len(unembedding))
+def row_chunks(hidden: Tensor, unembedding: Tensor, most: int | None = None) -> list[slice]:
+    """Pieces of the rows whose logits fit into a chunk, or are so many at most."""
+    size = max(1, (most or _CHUNK_ELEMENTS.get(hidden.device.type, 1 << 26)) // len(unembedding))
     if hidden.is_cuda and size > ROWS:
         size -= size % ROWS  # products work on whole tiles
     return [slice(first, first + size) for first in range(0, max(1, len(hidden)), size)]

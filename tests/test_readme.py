@@ -57,8 +57,7 @@ def test_the_demo_fills_in_a_story(capsys: pytest.CaptureFixture[str], monkeypat
     out, err = capsys.readouterr()
     assert out.count("›") >= 10  # a line for every token
     assert "insertlm: text" not in err, "the model ended it, no limit"
-    first = re.split(r"\n 2 ", out)[0]
-    assert first.count("›") == 2, "both blanks are filled side by side"
+    assert "[ ]" in out, "the blank that is filled later"
     assert "›" not in out.splitlines()[-1], "the last line is the outcome"
     assert time.perf_counter() - started < 30  # seconds; about three on two idle cores
 

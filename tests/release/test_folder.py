@@ -93,6 +93,17 @@ def test_an_mdm_is_refused(make_run: Callable[..., Path], tmp_path: Path, capsys
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("keys", [{"sight": "before"}, {"positions": "plain", "hints": 0.0, "in_step": 0.0}])
+def test_fillers_that_the_exported_code_does_not_know_are_refused(
+    make_run: Callable[..., Path], tmp_path: Path, keys: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "run", "fill", keys=keys, model={"max_length": 90})
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
+    line = capsys.readouterr().err
+    assert "sight: both and positions: blank only" in line and line.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_both_is_exported_as_it_writes_from_left_to_right(
     make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

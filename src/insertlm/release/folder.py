@@ -26,7 +26,7 @@ from insertlm.core.version import VERSION
 from insertlm.families.both import Both
 from insertlm.families.corruption.blanks import MOST
 from insertlm.families.corruption.laid_out import HINTS
-from insertlm.families.fill import Filler
+from insertlm.families.fill import FillConfig, Filler
 from insertlm.families.ilm import ILM
 from insertlm.nn.spec import ModelConfig
 from insertlm.recipe import Recipe, portable, to_yaml
@@ -73,6 +73,11 @@ def check_exportable(recipe: Recipe, name: str) -> None:
         raise InsertlmError(
             f"{name}: this is a model of the family {family}; only {', '.join(_FAMILIES)} can be exported"
             + _REASONS.get(family, "")
+        )
+    if isinstance(recipe.family, FillConfig) and (recipe.family.sight, recipe.family.positions) != ("both", "blank"):
+        raise InsertlmError(
+            f"{name}: the exported code knows fillers with sight: both and positions: blank only; this one has sight: "
+            f"{recipe.family.sight} and positions: {recipe.family.positions}"
         )
     if family == "both" and recipe.decode.order != "auto":
         raise InsertlmError(

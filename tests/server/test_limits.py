@@ -342,9 +342,9 @@ def test_the_command_serves_bundled_models_until_it_is_told_to_stop(tmp_path: Pa
 
 def test_a_second_interrupt_leaves_what_runs(tmp_path: Path) -> None:
     with command_at_work(tmp_path) as (process, address), ThreadPoolExecutor(1) as pool:
-        body = {"text": "Lily ___.", "min_length": 500, "max_length": 500}
+        body = {"text": "Lily ___.", "min_length": 500, "max_length": 500, "best_of": 1}
         asked = pool.submit(httpx.post, f"{address}/v1/infill", json=body, timeout=60)
-        until(lambda: 'texts_running{model="english"} 1' in httpx.get(f"{address}/metrics").text)
+        until(lambda: 'texts_running{model="english"} 1.0' in httpx.get(f"{address}/metrics").text)
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(0.5)

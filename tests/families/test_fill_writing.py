@@ -27,7 +27,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from insertlm.core.errors import InsertlmError
-from insertlm.families import fills
+from insertlm.families import filling, fills
 from insertlm.families.corruption.blanks import MOST
 from insertlm.families.fill import FillConfig, Filler
 from insertlm.families.filling import FillWriter
@@ -35,6 +35,7 @@ from insertlm.families.ilm import IlmConfig
 from insertlm.inference.scheduler import Scheduler
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
+from insertlm.nn import attention
 from insertlm.nn.spec import ModelConfig
 from insertlm.nn.transformer import Block
 
@@ -71,6 +72,15 @@ def test_rows_that_were_cut_back_are_forgotten() -> None:
         assert any(not text.complete for text in written)
         for prompt, text in zip(some, written, strict=True):
             assert_exact(UNHINTED, prompt, text)
+
+
+@pytest.mark.parametrize("way", [SAMPLED, IN_STEP], ids=["", "in step"])
+def test_a_cache_grows_when_its_room_is_used_up(monkeypatch: pytest.MonkeyPatch, way: DecodeConfig) -> None:
+    expected = [text.events for text in MODEL.decode(PROMPTS, way)]
+    assert max(map(len, expected)) > 2 * MOST
+    for module in (attention, filling):
+        monkeypatch.setattr(module, "ROOM", 2)
+    assert [text.events for text in MODEL.decode(PROMPTS, way)] == expected
 
 
 def test_in_step_rows_that_were_cut_back_leave_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,24 @@ def test_events_are_those_of_the_kept_draft_and_come_at_the_end(filler: Family) 
     assert "".join(cells) == result.text
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_drafts_can_be_stopped(filler: Family, steps: int) -> None:
+    """A stream that is stopped from the start, and one whose drafts are stopped while they are written."""
+    stream: Stream[Infilling]
+
+    def stop(done: int) -> None:
+        stream.stop()
+
+    long = Request(TEXT, min_length=9)
+    drafts = begin(filler, Few(), [Request("___", max_length=steps), long] if steps else [long], FOUR, 1)
+    stream = Stream(filler, drafts, FOUR, 8, progress=stop)
+    if not steps:
+        stream.stop()
+    result = stream.results[-1]
+    assert not result.complete and result.trajectory.stopped
+    assert bool(result.trajectory.events) == bool(steps)
+
+
 def test_banned_words_stay_out_of_every_draft(filler: Family) -> None:
     plain = [infill(filler, Few(), [Request(TEXT)], FOUR, seed)[0] for seed in range(6)]
     words = [word for each in plain for fill in each.fills for word in fill.split() if word.isalpha()]

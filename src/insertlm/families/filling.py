@@ -248,18 +248,26 @@ class FillWriter(BatchWriter):
 
     def _read(self, prompts: Sequence[Prompt]) -> tuple[Tensor, PrefixCache]:
         """Compute what is given, and the openings of the blanks at work. Returns their hidden rows and the cache."""
-        fed, device = self.fills.fed, self.family.device
         # Drafts and samples of one text have all of this in common, so each is computed once.
-        openings = torch.cat([*fed, self.rows], 1).tolist()
-        starts = [(*map(tuple, self._given(prompt)), tuple(row)) for prompt, row in zip(prompts, openings, strict=True)]
-        number = {start: place for place, start in enumerate(dict.fromkeys(starts))}
-        which = torch.tensor([number[start] for start in starts], device=device)
-        some = torch.tensor([starts.index(start) for start in number], device=device)
-        rows = self.rows.index_select(0, some)
-        lengths = np.array([len(tokens) for tokens, _, _ in number])
+        openings = torch.cat([*self.fills.fed, self.rows], 1).tolist()
+        starts, first = list[_Start](), dict[_Start, int]()
+        for place, (prompt, row) in enumerate(zip(prompts, openings, strict=True)):
+            tokens, positions = self._given(prompt)
+            starts.append((tuple(tokens), tuple(positions), tuple(row)))
+            first.setdefault(starts[-1], place)
+        number = {start: row for row, start in enumerate(first)}
+        which = torch.tensor([number[start] for start in starts], device=self.family.device)
+        hidden, cache, cells = self._begin([*first], torch.tensor([*first.values()], device=self.family.device))
+        self.fills.computed(self.rows, cells.index_select(0, which))
+        return (hidden, cache) if len(first) == len(starts) else (hidden.index_select(0, which), cache.select(which))
+
+    def _begin(self, starts: Sequence[_Start], texts: Tensor) -> tuple[Tensor, PrefixCache, Tensor]:
+        """Compute these starts. texts: one with each   Also returns the openings' cells in the cache, [S, MOST]"""
+        device, rows = self.family.device, self.rows.index_select(0, texts)
+        lengths = np.array([len(tokens) for tokens, _, _ in starts])
         opens = rows.sum(1).cpu().numpy()
-        whole = [torch.zeros(len(number), int(lengths.max()) + MOST, dtype=torch.int64) for _ in range(2)]
-        for row, parts in enumerate(number):
+        whole = [torch.zeros(len(starts), int(lengths.max()) + MOST, dtype=torch.int64) for _ in range(2)]
+        for row, parts in enumerate(starts):
             for matrix, part in zip(whole, parts[:2], strict=True):
                 matrix[row, : len(part)] = torch.tensor(part)
         length = torch.from_numpy(lengths).to(device)[:, None]
@@ -273,14 +281,12 @@ class FillWriter(BatchWriter):
         record: list[tuple[Tensor, Tensor]] = []
         attention = PackedAttention(packing.segments, order=order, record=record)
         ids, places = (
-            packing.pack(torch.cat([matrix.to(device)[:, :-MOST], new.index_select(0, some)], 1))
-            for matrix, new in zip(whole, fed, strict=True)
+            packing.pack(torch.cat([matrix.to(device)[:, :-MOST], new.index_select(0, texts)], 1))
+            for matrix, new in zip(whole, self.fills.fed, strict=True)
         )
         hidden = self._run(ids, places, attention, packing.where[:, -MOST:].flatten().clamp(min=0))
         cells = packing.where[:, -MOST:] - packing.starts[:, None]
-        self.fills.computed(self.rows, cells.index_select(0, which))
-        hidden, cache = hidden.view(len(number), MOST, -1), PrefixCache.of(record, packing.segments, ROOM)
-        return (hidden, cache) if len(number) == len(starts) else (hidden.index_select(0, which), cache.select(which))
+        return hidden.view(len(starts), MOST, -1), PrefixCache.of(record, packing.segments, ROOM), cells
 
     def _given(self, prompt: Prompt) -> tuple[list[int], list[int]]:
         """The given row with its blanks, and the positions of its tokens."""
@@ -367,6 +373,8 @@ class _Play:
 
 
 _Kind = tuple[frozenset[int], frozenset[int] | None]
+# Of a text: the tokens and the positions of what is given, and the openings of its blanks with theirs.
+_Start = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 @lru_cache(maxsize=16)  # a set of heads holds thousands of ids, and all texts share it

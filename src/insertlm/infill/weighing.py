@@ -42,7 +42,6 @@ def likeliest(family: Family, tokenizer: Tokenizer, drafts: Sequence[Infilling])
 
 
 def _log_q(written: Trajectory) -> float:
-    """Of the tokens, and of the ends behind them."""
-    assert written.stop_probability is not None  # whoever weighs texts knows how sure it is of their ends
-    tokens = math.fsum(event.log_probability for event in written.events)
-    return tokens + math.log(max(written.stop_probability, _LEAST))
+    """Of the tokens, and of the ends behind them; a draft that somebody stopped has none."""
+    ends = 1.0 if written.stop_probability is None else written.stop_probability
+    return math.fsum(event.log_probability for event in written.events) + math.log(max(ends, _LEAST))

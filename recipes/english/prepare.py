@@ -5,8 +5,8 @@ python recipes/english/prepare.py sample MODEL.gguf data/everyday.jsonl --minute
 
 The English mix is formal: encyclopedias, textbooks, papers. `sample` lets the base model itself write what people write
 to each other (letters, talk, how-tos, reviews, notes) and what it knows (countries, animals, inventions), for prompts
-that are put together from lists. It keeps what is whole, has no placeholders and does not go round in circles. Only a
-chat model can be asked so.
+that are put together from lists. It keeps whole sentences of paragraphs without placeholders, headings and lists, unless
+they go round in circles. Only a chat model can be asked so.
 """
 
 from __future__ import annotations
@@ -170,6 +170,7 @@ _SUBJECTS = (
     *("money", "banks", "taxes", "elections", "parliaments", "courts", "schools", "universities", "hospitals"),
 )
 _TONES = ("", " Keep it short.", " Use simple words.", " Be warm and personal.", " Use names of people and places.")
+_SENTENCES = re.compile(r"(?:.*[.!?][\"'”]?(?=\s))?", re.DOTALL)  # of a text that was cut off, those that are whole
 _SHORTEST, _LONGEST = 80, 1500  # characters
 _LEAST_COMPRESSED = 0.42  # of the bytes: repetition compresses to less
 # What a template leaves open, headings, lists, and a model that talks about itself.
@@ -232,23 +233,35 @@ def _samples(arguments: argparse.Namespace) -> Iterator[str]:
         batch = tokenizer(chats, return_tensors="pt", padding=True, add_special_tokens=False).to(device)
         with torch.inference_mode():
             ids = model.generate(
-                **batch, max_new_tokens=arguments.tokens, do_sample=True, temperature=0.75, top_p=0.9, top_k=200,
+                **batch, max_new_tokens=arguments.tokens, do_sample=True, temperature=0.6, top_p=0.9, top_k=200,
                 eos_token_id=end, pad_token_id=pad,
             )  # fmt: skip
         written += len(asked)
         for row in ids[:, batch["input_ids"].shape[1] :]:
             text = tokenizer.decode(row, skip_special_tokens=True).strip()
-            if end in row.tolist() and _is_good(text):
+            text = _clean(text if end in row.tolist() else _SENTENCES.match(text)[0])
+            if _is_good(text):
                 kept += 1
                 yield text
         print(f"{kept:,} of {written:,} texts kept")
+
+
+def _clean(text: str) -> str:
+    """The longest run of paragraphs without anything unwanted: a letter without its "Dear [Name]"."""
+    runs, run = [""], []
+    for paragraph in [*re.split(r"\n\s*\n", text), "#"]:
+        if _UNWANTED.search(paragraph):
+            runs.append("\n\n".join(run))
+            run = []
+        else:
+            run.append(paragraph.strip())
+    return max(runs, key=len)
 
 
 def _is_good(text: str) -> bool:
     size = len(text.encode())
     return (
         _SHORTEST <= len(text) <= _LONGEST
-        and not _UNWANTED.search(text)
         and len(zlib.compress(text.encode(), 9)) >= _LEAST_COMPRESSED * size
         and text[-1] in ".!?\"'”"
     )

@@ -138,3 +138,20 @@ def test_a_vocabulary_of_words_has_traits_too() -> None:
 def test_shares_that_are_more_than_all() -> None:
     with pytest.raises(ValueError, match=r"suffix and everything: expected 1 or less together, got 1\.1"):
         BlanksConfig(suffix=0.6, everything=0.5)
+
+
+def test_a_single_gap_sometimes_leaves_only_the_first_and_the_last_sentence() -> None:
+    sentences = 6
+    blanks, _ = many([0, 1, 4] * sentences, BLANKS_ALONE)
+    single = blanks.count == 1
+    bare = single & (blanks.begin[:, 0] == 3) & (blanks.end[:, 0] >= 3 * (sentences - 1) - 1)
+    # 0.6 / 4 of the single gaps of clauses or sentences, and of sentences are some more that are as long by chance
+    assert 0.06 < bare.sum() / single.sum() < 0.14
+
+
+def test_several_gaps_of_words_leave_most_of_a_sentence() -> None:
+    blanks, _ = many([0] * 25, BLANKS_ALONE)
+    several = blanks.count > 1
+    missing = (blanks.end - blanks.begin).sum(1)
+    assert missing[several].max() <= 10  # two fifths
+    assert missing[~several].max() == 12  # a phrase

@@ -4,9 +4,10 @@ Of every example one of three things is drawn:
 - **blanks**: one to six gaps. A gap is a run of whole units, which are words, clauses or sentences (one kind for all
   gaps of an example), so it begins and ends where a user's blank would. Its size is log-uniform: one unit is likeliest,
   and a share of the text that is divided among the gaps is the most, so gaps are the shorter the more there are. Gaps
-  of words have no more than a long phrase: who leaves out more leaves out a clause or a sentence, rarely several. What
-  is written follows these lengths, so they are those of blanks that people leave, not evenly spread. Some gaps are
-  empty, so that a model learns that a blank may stay so. Between two gaps stands at least one unit.
+  of words have no more than a long phrase, and several of them leave most of the text: who leaves out more leaves out a
+  clause or a sentence, rarely several, or all between the first sentence and the last. What is written follows these
+  lengths, so they are those of blanks that people leave, not evenly spread. Some gaps are empty, so that a model learns
+  that a blank may stay so. Between two gaps stands at least one unit.
 - **suffix**: all that follows some word is missing, so that a model learns to write on. That is not a blank at the end
   of a text, which is a phrase or a sentence like any other blank, so it is marked.
 - **everything**: nothing is given, so that a model learns to write from nothing.
@@ -34,13 +35,16 @@ __all__ = ["MOST", "Blanks", "BlanksConfig", "cut", "unit_of"]
 MOST = 6  # blanks of a text
 _COUNTS = (0.36, 0.22, 0.16, 0.12, 0.08, 0.06)  # how often there are one, two, three … of them
 _PHRASE = 12  # the most words of a gap that is one of words
+_SCATTERED = 0.4  # of a text, the most that several gaps of words take together
 _ALONE = 0.85  # of the gaps that are clauses or sentences, which are a single one
-_CLAUSES, _SENTENCES = 0.15, 0.25  # of the examples with blanks, in which units are these; else words
+_BETWEEN = 0.6  # through n - 2: of the single gaps in a text of n > 3 clauses or sentences, which are all but the first
+# and the last; the longer a text, the rarer it is that so much is left out
+_CLAUSES, _SENTENCES = 0.15, 0.35  # of the examples with blanks, in which units are these; else words
 _EMPTY = 0.05  # of the blanks, into which nothing goes
 _MARKS_STAY = 0.5  # of the blanks, behind which the punctuation marks stay: “She went to the ___.”
 
 # Streams of noise: what a draw is for. They are below those of the other corruptions.
-_KIND, _UNIT, _COUNT, _SIZE, _PLACE, _NOTHING, _CUT, _MARKS, _LONE = range(-29, -20)
+_KIND, _UNIT, _COUNT, _SIZE, _PLACE, _NOTHING, _CUT, _MARKS, _LONE, _BARE = range(-29, -19)
 
 
 class BlanksConfig(Section, frozen=True, kw_only=True):
@@ -196,7 +200,8 @@ def _gaps(units: Tensor, share: float, of_words: Tensor, noise: Noise) -> tuple[
         count = count + (picked >= share_of_fewer)
     count = torch.minimum(count, (units // 2).clamp(min=1))  # a unit between any two
     used = number < count[:, None]
-    most = (share * units / count)[:, None].floor().clamp(min=1)
+    together = torch.where(of_words & (count > 1), min(share, _SCATTERED), share)
+    most = (together * units / count)[:, None].floor().clamp(min=1)
     most = torch.where(of_words[:, None], most.clamp(max=_PHRASE), most)
     most = torch.where(~of_words[:, None] & chance(_ALONE, *own, _LONE, number), 1.0, most)
     size = (uniform(*own, _SIZE, number) * (most + 1).log()).exp().floor().clamp(max=most).long()
@@ -206,6 +211,9 @@ def _gaps(units: Tensor, share: float, of_words: Tensor, noise: Noise) -> tuple[
     places = (hash32(*own, _PLACE, number) * (room + 1)) >> 32
     places = torch.where(used, places, room).sort(1).values
     start = places + number + running_sum(size) - size
+    between = (units - 2)[:, None]
+    bare = ~of_words & (count == 1) & (units > 3) & (uniform(*noise, _BARE) * between.squeeze(1) < _BETWEEN)
+    size, start = torch.where(bare[:, None] & used, between, size), torch.where(bare[:, None], 1, start)
     return count, torch.where(used, start, units[:, None]), size
 
 

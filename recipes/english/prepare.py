@@ -5,8 +5,8 @@ python recipes/english/prepare.py sample MODEL.gguf data/everyday.jsonl --minute
 
 The English mix is formal: encyclopedias, textbooks, papers. `sample` lets the base model itself write what people write
 to each other (letters, talk, how-tos, reviews, notes) and what it knows (countries, animals, inventions), for prompts
-that are put together from lists. It keeps whole sentences of paragraphs without placeholders, headings and lists, unless
-they go round in circles. Only a chat model can be asked so.
+that are put together from lists. It keeps whole sentences of paragraphs without placeholders, headings and lists, if
+they do not go round in circles. Only a chat model can be asked so.
 """
 
 from __future__ import annotations

@@ -7,17 +7,22 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import insertlm
 from insertlm import model as api
 from insertlm.core.errors import InsertlmError
+from insertlm.families.base import Family
 from insertlm.model import choose_device
+from insertlm.nn.eight_bits import EightBits, supported
 from insertlm.recipe import build_family, parse_recipe, to_yaml
 from insertlm.storage import checkpoints
+from insertlm.storage.weights import pack_groups
 
 GRAPH = "1>2 2>3 4>2 2>5 : 1 3"
 RECIPE = parse_recipe(
@@ -105,6 +110,48 @@ def test_a_stream_is_decoded_as_asked(assets: Path) -> None:
 def test_weights_are_halved_if_asked(assets: Path) -> None:
     kinds = [insertlm.load(device="cpu", halved=halved).family.parameters() for halved in (True, False)]
     assert [{value.dtype for value in values} for values in kinds] == [{torch.bfloat16, torch.float32}, {torch.float32}]
+
+
+@pytest.fixture
+def in_groups(assets: Path, monkeypatch: pytest.MonkeyPatch) -> Family:
+    """What its weights are, as they were stored: those of the bundled model are in groups now."""
+    wide = msgspec.structs.replace(RECIPE, model=msgspec.structs.replace(RECIPE.model, width=64, hidden=96))
+    (assets / api.ENGLISH / "recipe.yaml").write_text(to_yaml(wide), encoding="utf-8")
+    save_file(pack_groups(build_family(wide).state_dict()), assets / api.ENGLISH / "model.safetensors")
+    monkeypatch.setattr(api, "_has_bf16", lambda: True)
+    return insertlm.load(device="cpu", halved=False).family
+
+
+def linears(family: Family) -> set[type[nn.Module]]:
+    names = "qkv", "out", "up", "down"
+    return {type(block.get_submodule(name)) for block in family.backbone.blocks for name in names}
+
+
+@pytest.mark.skipif(not supported(), reason="this torch has no such kernel for this CPU")
+@pytest.mark.parametrize("halved", [None, True])
+def test_weights_in_groups_are_written_with_in_eight_bits(in_groups: Family, halved: bool | None) -> None:
+    found = insertlm.load(device="cpu", halved=halved)
+    assert linears(found.family) == {EightBits}
+    assert not linears(in_groups) & {EightBits}
+    assert all(len(path.events) == 6 for path in found.generate([GRAPH] * 3))
+    count, whole = (sum(value.numel() for value in each.parameters()) for each in (found.family, in_groups))
+    assert count == whole
+    # What is saved of it has the names of the model, and nearly its weights.
+    saved, exact = found.family.state_dict(), in_groups.state_dict()
+    assert [*saved] == [*exact]
+    for name, value in exact.items():
+        step = value.abs().amax(-1, keepdim=True) / 127 if value.dim() > 1 else torch.zeros(1)
+        assert bool(((saved[name] - value).abs() <= 0.51 * step).all())
+
+
+@pytest.mark.parametrize("lacking", ["_has_bf16", "supported"])
+def test_without_the_kernel_weights_in_groups_stay_as_they_were(
+    in_groups: Family, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, lacking, lambda: False)
+    found = insertlm.load(device="cpu", halved=True).family
+    assert not linears(found) & {EightBits}
+    assert {value.dtype for value in found.backbone.blocks.parameters() if value.dim() == 2} == {torch.bfloat16}
 
 
 def test_a_run_gives_the_averaged_weights_of_its_newest_checkpoint(tmp_path: Path) -> None:

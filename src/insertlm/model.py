@@ -26,6 +26,7 @@ from insertlm.infill.drafts import BestOf, InfillDraft, PlainDraft
 from insertlm.infill.requests import Given, Lengths, Request
 from insertlm.infill.results import Infilling
 from insertlm.infill.stream import Stream
+from insertlm.nn.eight_bits import round_linears, supported
 from insertlm.recipe import Recipe, change_decode, load_recipe, override_decode
 from insertlm.storage.folders import bundled, find, is_bundled, read_weights
 from insertlm.storage.hub import name_of
@@ -374,7 +375,7 @@ def load(
     device: such as "cpu" or "cuda"; a GPU is used if there is one.
     halved: write in bfloat16 on a CPU too, as on a GPU always. Faster on CPUs that have instructions for it, and half
     the memory; but what is written together may then, in rare cases, differ from what is written alone. Unless said
-    otherwise, this is done with weights of a few bits, on a CPU with such instructions.
+    otherwise, this is done with weights of a few bits, on a CPU with such instructions; those are then kept in eight.
     checkpoint: of a run, "last", "best" (the one that validated best, see train.keep_best) or the number of its step.
     """
     if not isinstance(name_or_path, str | Path):
@@ -391,7 +392,10 @@ def load(
     if halved is None:
         halved = weights.in_groups and _has_bf16()
     family = hollow_family(recipe, weights, folder)
-    _set_precision(family, target, halved)  # before there are weights, which then need no second copy
+    # Before there are weights, which then need no second copy.
+    if halved and weights.in_groups and target.type == "cpu" and _has_bf16() and supported():
+        round_linears(family.backbone.blocks)
+    _set_precision(family, target, halved)
     fill(family, weights, folder, target)
     return Model(prepare(family, target, halved), recipe, folder, step)
 

@@ -33,9 +33,11 @@ from insertlm.families.fill import FillConfig, Filler
 from insertlm.families.filling import FillWriter
 from insertlm.families.ilm import IlmConfig
 from insertlm.inference.scheduler import Scheduler
+from insertlm.inference.score import Completion
 from insertlm.inference.settings import Bounds, DecodeConfig, Prompt
 from insertlm.inference.trajectory import Trajectory
 from insertlm.nn import attention
+from insertlm.nn.eight_bits import round_linears, supported
 from insertlm.nn.spec import ModelConfig
 from insertlm.nn.transformer import Block
 
@@ -62,6 +64,24 @@ def test_what_is_written_has_the_probability_that_learning_gives_it(way: DecodeC
     assert any(len(text.events) > 6 for text in written)
     for prompt, text in zip(prompts, written, strict=True):
         assert_exact(MODEL, prompt, text, in_step=way.parallel == 0)
+
+
+@pytest.mark.skipif(not supported(), reason="this torch has no such kernel for this CPU")
+@pytest.mark.parametrize("way", [SAMPLED, IN_STEP], ids=["", "in step"])
+def test_in_eight_bits_probabilities_are_nearly_those_of_the_weights(way: DecodeConfig) -> None:
+    rounded = with_ends(filler(seed=4), 1.5)
+    round_linears(rounded.backbone.blocks)
+    written = rounded.decode(PROMPTS, way)
+    assert all(text.complete for text in written)
+    for prompt, text in zip(PROMPTS, written, strict=True):
+        tokens, ends = surprise_of(MODEL, prompt, text, in_step=way.parallel == 0)
+        found = torch.tensor([text.events[event].log_probability for event in text.order if event >= 0])
+        torch.testing.assert_close(found, -tokens.float(), rtol=0.02, atol=0.05)
+        assert text.stop_probability == pytest.approx((-ends.sum()).exp().item(), rel=0.1)
+        if way.parallel:  # one pass over the finished row, of more rows at once than a step has
+            [decided] = rounded.decisions([Completion(prompt, fills_of(prompt, text))])
+            together = torch.cat([each.tokens for each in decided] or [torch.empty(0)]).float()
+            torch.testing.assert_close(together, found, rtol=0.02, atol=0.05)
 
 
 def test_rows_that_were_cut_back_are_forgotten() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from insertlm.cli.main import main
 from insertlm.core.errors import InsertlmError
@@ -18,7 +19,9 @@ from insertlm.core.files import write_durably
 from insertlm.model import load
 from insertlm.release import folder as module
 from insertlm.release.folder import export
+from insertlm.storage.checksums import SUMS
 from insertlm.storage.hub import FILES
+from insertlm.storage.weights import pack_groups
 
 
 @pytest.fixture
@@ -43,6 +46,23 @@ def test_the_package_reads_it_back_bit_for_bit(text_run: Path, exported: Path) -
 def test_an_export_of_an_export_is_the_same(exported: Path, tmp_path: Path) -> None:
     export(load(exported, "cpu"), tmp_path / exported.name)
     assert content(tmp_path / exported.name) == content(exported)
+
+
+def test_weights_that_a_cpu_rounds_to_write_are_exported_as_they_are_stored(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insertlm.model._has_bf16", lambda: True)
+    stored = make_run(tmp_path / "run", "fill", model={"width": 32, "hidden": 64, "max_length": 90})
+    released = tmp_path / "released"
+    export(load(stored, "cpu"), released)
+    save_file(pack_groups(load(stored, "cpu").family.state_dict()), released / "model.safetensors")
+    (released / SUMS).unlink()
+    expected = load(released, "cpu", halved=False).family.state_dict()
+    assert main(["export", str(released), str(tmp_path / "out")]) == 0
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(found[name].equal(value) for name, value in expected.items())
+    rounded = load(released, "cpu").family.state_dict()
+    assert not all(rounded[name].equal(value) for name, value in expected.items())
 
 
 def test_it_holds_what_transformers_and_readers_look_for(exported: Path) -> None:

@@ -24,7 +24,7 @@ def export(args: Namespace) -> None:
     # Before the model is loaded, or fetched from the Hub.
     if args.folder is not None:
         check_place(args.folder.resolve())
-    model = load(args.model, "cpu", checkpoint=args.checkpoint)  # on a GPU weights would be bfloat16
+    model = load(args.model, "cpu", halved=False, checkpoint=args.checkpoint)  # else weights would be rounded
     with TemporaryDirectory(prefix="insertlm-") as scratch:
         folder = args.folder or Path(scratch) / "export"
         write(model, folder, args.push)

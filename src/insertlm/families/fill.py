@@ -45,7 +45,8 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.core.noise import chance
@@ -60,6 +61,7 @@ from insertlm.inference.score import Completion
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import Writer
 from insertlm.nn.attention import PackedAttention
+from insertlm.nn.eight_bits import EightBits, product, rounded
 from insertlm.nn.fused import whole_blocks
 from insertlm.nn.losses import slot_scores
 from insertlm.nn.spec import ModelConfig
@@ -129,7 +131,7 @@ class Filler(Sequential):
         self.layout = Layout(config.free, *ids, causal=config.sight == "before", marks=marks)
         self.blanks = BlanksConfig(suffix=config.suffix, everything=config.everything, share=config.share)
         self.unembedding = self.backbone.unembedding()
-        self._rounded: Tensor | None = None
+        self._rounded: tuple[Tensor, ...] | None = None
         self.register_buffer("traits", torch.from_numpy(token_traits(tokenizer)), persistent=False)
 
     # --- Learning
@@ -244,19 +246,18 @@ class Filler(Sequential):
         return longest
 
     def writer(self, prompts: Sequence[Prompt], settings: DecodeConfig, longest: int) -> Writer:
-        return FillWriter(self, self._vectors(), self.layout, prompts, settings, longest)
+        return FillWriter(self, self.layout, prompts, settings, longest)
 
-    def _vectors(self) -> Tensor:
-        """The unembedding for writing, in the precision of the blocks. A copy in another one is kept."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of all ids, for writing, [R, d] to [R, V]. In the precision of the blocks; an unembedding rounded to that is
+        kept."""
         weight: Tensor = self.unembedding.weight
-        precision = next(
-            module.weight.dtype for module in self.backbone.blocks.modules() if isinstance(module, nn.Linear)
-        )
+        precision, eight_bits = self.backbone.precision, isinstance(self.backbone.blocks[0].qkv, EightBits)
         if weight.dtype == precision:
-            return weight
-        if self._rounded is None or self._rounded.device != weight.device:
-            self._rounded = weight.to(precision)
-        return self._rounded
+            return F.linear(hidden.to(precision), weight)
+        if self._rounded is None or self._rounded[0].device != weight.device:
+            self._rounded = rounded(weight) if eight_bits else (weight.to(precision),)
+        return (product if eight_bits else F.linear)(hidden.to(precision), *self._rounded)
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:

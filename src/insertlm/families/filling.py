@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from insertlm.core.noise import uniform
@@ -30,12 +29,14 @@ from insertlm.families.corruption.blanks import MOST
 from insertlm.families.corruption.laid_out import Layout
 from insertlm.families.fill_rules import FillRules, allow
 from insertlm.families.fills import TAIL, Fills, Ruling
-from insertlm.families.sequential import Sequential
 from insertlm.inference.rules import Choice
 from insertlm.inference.sampling import draws
 from insertlm.inference.settings import DecodeConfig, Prompt
 from insertlm.inference.writer import BatchWriter, Step
 from insertlm.nn.attention import ROOM, Attention, CachedAttention, PackedAttention, PrefixCache
+
+if TYPE_CHECKING:
+    from insertlm.families.fill import Filler
 
 __all__ = ["FillWriter"]
 
@@ -49,22 +50,23 @@ class FillWriter(BatchWriter):
     rules: of those that have some, else None   play: what may be written
     rows: [B, MOST] bool, the blanks at work, of which there is a row   hidden: [B, MOST, d], this row
 
-    vectors: [V, d], of all ids   tight: the first step in which tokens may be held, while nobody joins
+    ending: [d], the unembedding of the end   tight: the first step in which tokens may be held, while nobody joins
     """
 
     mixes = True
 
     def __init__(
         self,
-        family: Sequential,
-        vectors: Tensor,
+        family: Filler,
         layout: Layout,
         prompts: Sequence[Prompt],
         settings: DecodeConfig,
         longest: int,
     ) -> None:
         super().__init__(prompts, settings, family.device)
-        self.family, self.vectors, self.layout, self.end = family, vectors, layout, layout.end
+        self.family, self.layout, self.end = family, layout, layout.end
+        vectors = family.unembedding.weight
+        self.ending = vectors[self.end].to(family.backbone.precision).float()
         self.rules = [FillRules(prompt) if FillRules.apply_to(prompt) else None for prompt in prompts]
         self.play = _Play([*map(_Play.of, prompts)], family.writable, len(vectors))
         together = settings.parallel == 0
@@ -156,9 +158,9 @@ class FillWriter(BatchWriter):
 
     def _logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Of all ids, −inf where they are not in play, and of the end. [R, V], [R]. hidden: [R, d]"""
-        logits = F.linear(hidden.to(self.vectors.dtype), self.vectors).float() + self.play.everything
+        logits = self.family.logits(hidden).float() + self.play.everything
         # In bfloat16 a logit has three digits. Of words these are enough, but ends decide how long fills are.
-        logits[:, self.end] = hidden.float() @ self.vectors[self.end].float()
+        logits[:, self.end] = hidden.float() @ self.ending
         return logits, logits[:, self.end]
 
     def _rule(

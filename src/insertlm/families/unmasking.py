@@ -165,9 +165,8 @@ class UnmaskingWriter(BatchWriter):
         """A token for every cell, as an index of `family.words`. Its noise depends on the cell and not on the step,
         since a cell is written only once."""
 
-        def noise(width: int) -> Tensor:
-            draw = uniform(_TOKEN, self.seed[:, None, None], cell[:, :, None], torch.arange(width, device=cell.device))
-            return draw.flatten(0, 1)
+        def noise(row: Tensor, column: Tensor) -> Tensor:
+            return uniform(_TOKEN, self.seed[row // cell.shape[1]], cell.flatten()[row], column)
 
         return self.choose(expected.flatten(0, 1), noise).view_as(cell)
 

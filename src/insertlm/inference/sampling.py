@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from insertlm.core.noise import uniform
 
-__all__ = ["choose", "choose_each", "draws", "nucleus", "top_k"]
+__all__ = ["NoiseOf", "choose", "choose_each", "draws", "nucleus", "top_k"]
+
+# Noise of some logits, uniform on (0, 1), by their rows and columns, which broadcast.
+NoiseOf = Callable[[Tensor, Tensor], Tensor]
 
 _MANY = 8192  # logits of a row
+_FEW = 128, 2048  # of these, tried one after the other
 _COLD = 1e-30  # lower temperatures count as 0, because logits divided by them would overflow
 
 
@@ -33,36 +36,41 @@ def nucleus(logits: Tensor, p: float) -> Tensor:
         return logits
     if not logits.is_cuda and logits.shape[-1] > _MANY:
         # On a CPU sorting many logits takes as long as a small network's row, and few of them matter.
-        mass, index = logits.softmax(-1).topk(_MANY // 4, dim=-1)
-        before = mass.cumsum(-1) - mass
-        if (before[:, -1] >= p).all():
-            few = logits.gather(-1, index).masked_fill((before >= p) & (before > 0), -torch.inf)
-            return torch.full_like(logits, -torch.inf).scatter(-1, index, few)
+        probability = logits.softmax(-1)
+        for count in _FEW:
+            mass, index = probability.topk(count, dim=-1)
+            before = mass.cumsum(-1) - mass
+            if (before[:, -1] >= p).all():
+                few = logits.gather(-1, index).masked_fill((before >= p) & (before > 0), -torch.inf)
+                return torch.full_like(logits, -torch.inf).scatter(-1, index, few)
     ordered, index = logits.sort(dim=-1, descending=True)
     before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
     out = (before >= p) & (before > 0)  # the first is kept, even if p rounds to 0
     return logits.masked_fill(torch.zeros_like(out).scatter(-1, index, out), -torch.inf)
 
 
-def choose(
-    logits: Tensor, noise: Callable[[int], Tensor], temperature: float = 1.0, k: int = 0, p: float = 1.0
-) -> Tensor:
-    """One index per row, [B]; temperature 0 takes the largest. noise(N): [B, N], uniform on (0, 1)"""
+def choose(logits: Tensor, noise: NoiseOf, temperature: float = 1.0, k: int = 0, p: float = 1.0) -> Tensor:
+    """One index per row, [B]; temperature 0 takes the largest. logits: [B, N]"""
     if temperature < _COLD or k == 1:
         return logits.argmax(-1)
     logits = nucleus(top_k(logits / temperature, k), p)
     # The Gumbel trick: an argmax of noisy logits is a sample from their softmax, without a cumulative sum.
-    return (logits - (-noise(logits.shape[-1]).log()).log()).argmax(-1)
+    if logits.is_cuda:
+        rows, columns = (torch.arange(count, device=logits.device) for count in logits.shape)
+        return (logits - (-noise(rows[:, None], columns).log()).log()).argmax(-1)
+    # On a CPU the noise of a whole vocabulary takes as long as a small network's row.
+    cells = (logits > -torch.inf).nonzero(as_tuple=True)
+    logits[cells] -= (-noise(*cells).log()).log()
+    return logits.argmax(-1)
 
 
-def choose_each(logits: Tensor, noise: Callable[[int], Tensor], ways: Sequence[tuple[float, int, float]]) -> Tensor:
+def choose_each(logits: Tensor, noise: NoiseOf, ways: Sequence[tuple[float, int, float]]) -> Tensor:
     """`choose` with a temperature, k and p for each text. logits: [B*K, N], K rows for each of the B texts"""
     rows = torch.arange(len(logits), device=logits.device).view(len(ways), -1)
-    # The noise is drawn once for all texts, so that a text gets the same noise as when it is alone.
-    chosen, drawn = torch.empty_like(rows).flatten(), cache(noise)
+    chosen = torch.empty_like(rows).flatten()
 
-    def some(of: Tensor) -> Callable[[int], Tensor]:
-        return lambda width: drawn(width)[of]
+    def some(of: Tensor) -> NoiseOf:
+        return lambda row, column: noise(of[row], column)
 
     for way in dict.fromkeys(ways):
         mine = rows[[text for text, other in enumerate(ways) if other == way]].flatten()
@@ -70,8 +78,7 @@ def choose_each(logits: Tensor, noise: Callable[[int], Tensor], ways: Sequence[t
     return chosen
 
 
-def draws(stream: int, seed: Tensor, number: Tensor | int) -> Callable[[int], Tensor]:
+def draws(stream: int, seed: Tensor, number: Tensor | int) -> NoiseOf:
     """Uniform noise for `choose`, made only if needed. It depends on the text's seed, its step and the stream, which
     keeps apart what the draws are for. seed: [B], 32 bits   number: of the step, for all texts or for each, [B]"""
-    own = number if isinstance(number, int) else number[:, None]
-    return lambda width: uniform(stream, seed[:, None], own, torch.arange(width, device=seed.device))
+    return lambda row, column: uniform(stream, seed[row], number if isinstance(number, int) else number[row], column)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import msgspec
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from insertlm.inference.sampling import choose, choose_each
+from insertlm.inference.sampling import NoiseOf, choose, choose_each
 from insertlm.inference.settings import DecodeConfig, Prompt
 
 __all__ = ["BatchWriter", "Step", "Writer"]
@@ -115,7 +115,7 @@ class BatchWriter(Writer):
             return self.settings.stop_threshold
         return like.new_tensor([settings.stop_threshold for settings in self.mixed])
 
-    def choose(self, logits: Tensor, noise: Callable[[int], Tensor], texts: Sequence[int] | None = None) -> Tensor:
+    def choose(self, logits: Tensor, noise: NoiseOf, texts: Sequence[int] | None = None) -> Tensor:
         """One index per row, as `choose` in sampling.py. logits: [R, N]   texts: [R], the text of each row; None: all
         texts in order, with equally many rows each"""
         if self.mixed is None:

@@ -7,6 +7,7 @@ No backend drops attention probabilities: the flash kernel cannot, and a model s
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -174,11 +175,15 @@ def _on_gpu(q: Tensor) -> bool:
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, queries: Segments, mask: Tensor | None) -> Tensor:
     """k, v: [S, Lk, key heads, D]; mask: broadcastable to [S, H, Lq, Lk], None for causal. Packed queries in, packed
     rows out."""
-    count = len(q)
+    count, dtype = len(q), q.dtype
+    # For a few queries torch's kernel takes several times as long in bfloat16, and for many no less.
+    widened = q.device.type == "cpu" and dtype == torch.bfloat16 and not q.requires_grad
+    q, k, v = (x.float() if widened else x for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (_pad(q, queries), k, v))
     shared = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
-    rows = out.transpose(1, 2).flatten(0, 1)
+    with torch.autocast("cpu", enabled=False) if widened else nullcontext():
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
+    rows = out.to(dtype).transpose(1, 2).flatten(0, 1)
     return rows if len(rows) == count else rows.index_select(0, queries.cells)
 
 

@@ -102,7 +102,8 @@ def rotate(qkv: Tensor, key_heads: int, cos: Tensor, sin: Tensor, positions: Ten
     c, s = cos[positions][:, None], sin[positions][:, None]
     heads = qkv.shape[1] - 2 * key_heads
     qk, v = torch.split(qkv, [heads + key_heads, key_heads], 1)
-    a, b, rest = torch.split(qk, [half, half, qkv.shape[-1] - 2 * half], -1)
+    wide = qk.to(torch.promote_types(qk.dtype, cos.dtype))  # at once, or every product below would do it
+    a, b, rest = torch.split(wide, [half, half, qkv.shape[-1] - 2 * half], -1)
     q, k = torch.split(torch.cat([a * c - b * s, b * c + a * s, rest], -1).to(qkv.dtype), [heads, key_heads], 1)
     return q, k, v
 

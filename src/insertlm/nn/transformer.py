@@ -55,6 +55,11 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.epsilon)
 
 
+class Linear(nn.Linear):
+    def forward(self, x: Tensor, *, relu: bool = False) -> Tensor:
+        return linear(x, self.weight, self.bias, relu=relu)
+
+
 def make_norm(config: ModelConfig, bias: bool = True) -> LayerNorm | RMSNorm:
     """bias: of a layer norm; the other kind never has one."""
     if config.norm == "rms":
@@ -76,8 +81,8 @@ class Block(nn.Module):
         self.qkv = nn.Linear(width, rows, bias=config.attention_bias)
         self.out = nn.Linear(config.heads * config.head_dim, width, bias=config.attention_bias)
         self.hidden_norm = make_norm(config)
-        self.up = nn.Linear(width, 2 * hidden if self.activation == "swiglu" else hidden, bias=config.feed_forward_bias)
-        self.down = nn.Linear(hidden, width, bias=config.feed_forward_bias)
+        self.up = Linear(width, 2 * hidden if self.activation == "swiglu" else hidden, bias=config.feed_forward_bias)
+        self.down = Linear(hidden, width, bias=config.feed_forward_bias)
         self.register_buffer("columns", column_keys(width), persistent=False)
 
     def forward(
@@ -106,13 +111,12 @@ class Block(nn.Module):
     def update(self, x: Tensor, mixed: Tensor, keys: Tensor | None, condition: Condition | None) -> Tensor:
         """Everything after attention."""
         x = self.add(x, self._dropout(self.out(mixed.flatten(1)), keys, 0), 0, condition)
-        hidden = linear(self.read(x, 1, condition), self.up.weight, self.up.bias, relu=self.activation == "relu")
+        hidden = self.up(self.read(x, 1, condition), relu=self.activation == "relu")
         if self.activation == "gelu":
             hidden = F.gelu(hidden)
         elif self.activation == "swiglu":
             hidden = swiglu(hidden)
-        change = linear(hidden, self.down.weight, self.down.bias)
-        return self.add(x, self._dropout(change, keys, 1), 1, condition)
+        return self.add(x, self._dropout(self.down(hidden), keys, 1), 1, condition)
 
     @classmethod
     def adopt(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -194,11 +198,19 @@ class Transformer(nn.Module):
                 x = block(x, *rest)
         return x if self.norm is None else self.norm(x)
 
+    @property
+    def precision(self) -> torch.dtype:
+        """That of what the linear layers of the blocks read, outside of autocast."""
+        block = self.blocks[0]
+        assert isinstance(block, Block)
+        dtype = block.qkv.weight.dtype
+        return torch.bfloat16 if dtype == torch.int8 else dtype
+
     def autocast(self) -> torch.autocast:
-        """The precision for decoding: bf16 on a GPU, else that of the weights."""
-        weight = next(module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear))
-        bf16 = weight.is_cuda or weight.dtype == torch.bfloat16
-        return torch.autocast(weight.device.type, torch.bfloat16, enabled=bf16)
+        """The precision for decoding: bf16 on a GPU, else that of the blocks."""
+        device = self.embedding.weight.device.type
+        bf16 = device == "cuda" or self.precision == torch.bfloat16
+        return torch.autocast(device, torch.bfloat16, enabled=bf16)
 
     def compile_pieces(self) -> None:
         """Compile the parts between attention calls, once for all blocks and numbers of rows. This is for decoding,

@@ -9,6 +9,7 @@ from torch import nn
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
+from insertlm.nn.eight_bits import EightBits
 from insertlm.recipe import Recipe, build_family
 from insertlm.storage.weights import Unpacked
 
@@ -53,9 +54,12 @@ def fill(family: Family, weights: Unpacked, folder: Path, device: torch.device) 
             if hollow not in made:  # not by empty_like, for which torch would load a second's worth of modules
                 made[hollow] = nn.Parameter(torch.empty(hollow.shape, dtype=hollow.dtype, device=device), False)
             setattr(module, name, made[hollow])
-    own = family.state_dict()
     for name in weights:
-        weights.write(name, own[name])
+        module = family.get_submodule(name.rpartition(".")[0])
+        if isinstance(module, EightBits) and name.endswith(".weight"):
+            module.take(weights[name])
+        else:
+            weights.write(name, family.get_parameter(name))
 
 
 def _misfit(folder: Path, what: str) -> InsertlmError:

@@ -250,7 +250,7 @@ class Model:
         elif isinstance(fills, str) or prompt != "":
             raise InsertlmError("likelihood: expected a list of fills, and no prompt besides")
         else:
-            given = Given.of(Request(text).pieces, self.text_tokenizer, anywhere=False)
+            given = Given.of(Request(text).pieces, self.text_tokenizer, self.family.abilities)
             written = listed("fills", fills, "texts")
             for fill in written:
                 check_text("fills", fill)

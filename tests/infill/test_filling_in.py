@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from lettering import FREE, Few, Letters, build, filled, infill
 
 from insertlm.core.errors import InsertlmError
+from insertlm.families.abilities import Abilities
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
+from insertlm.families.fill import FillConfig
 from insertlm.families.ilm import IlmConfig
 from insertlm.families.it import ItConfig
 from insertlm.families.mdm import MdmConfig
@@ -74,6 +76,35 @@ def test_a_fill_behind_a_space_begins_with_it(few: Family) -> None:
         assert re.match(" [^ ]", Letters().decode(ids))
         assert result.fills == [Letters().decode(ids).removeprefix(" ")]
         assert result.text == f"a {result.fills[0]} b"
+
+
+@pytest.mark.parametrize(
+    ("before", "opened"),
+    [
+        ('"', True),
+        ('a "', True),
+        ("a (", True),
+        ("a-", True),
+        ('a("', True),
+        ('a"', False),
+        ("a", False),
+        ("a,", False),
+    ],
+)
+def test_a_filler_drops_the_space_of_a_word_that_something_opens(before: str, opened: bool) -> None:
+    filler = build(FillConfig(jump=8), Few)
+    for result in filled(filler, Request(f"{before}___ b", max_length=3), range(20)):
+        ids = [token for token, event in zip(result.trajectory.ids, result.trajectory.order, strict=True) if event >= 0]
+        written = Letters().decode(ids)
+        assert result.text == f"{before}{result.fills[0]} b"
+        assert not opened or re.match(" [^ ]", written)
+        assert result.fills == [written.removeprefix(" ") if opened else written]
+        assert "".join(piece.text for piece in result.pieces) == result.text
+
+
+def test_other_families_write_behind_a_quotation_mark_what_they_like(few: Family) -> None:
+    fills = {result.fills[0][:1] for result in filled(few, Request('"___', max_length=3), range(40))}
+    assert fills - {" "}
 
 
 def test_a_vocabulary_without_words_begins_with_the_space_alone() -> None:
@@ -148,7 +179,7 @@ def test_banned_words_do_come_about_by_other_spellings(few: Family) -> None:
 
 def test_a_spelling_is_what_wrote_the_word_and_no_more() -> None:
     """In any blank, with what is given beside it."""
-    given = Given.of(["x ", " y ", "."], Letters(), anywhere=False)
+    given = Given.of(["x ", " y ", "."], Letters(), Abilities())
     cat, dog, space, t, o = 257, 258, *map(ord, " to")
     written = (1, cat), (4, space), (5, t), (6, o), (7, dog)
     events = [Insertion(step, rank, token, -0.5, 0.5) for step, (rank, token) in enumerate(written)]

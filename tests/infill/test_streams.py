@@ -15,11 +15,12 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lettering import FREE, Letters, build, infill, text_model
+from lettering import FREE, Few, Letters, build, free, infill, text_model
 from torch import Tensor
 
 from insertlm.core.errors import InsertlmError
 from insertlm.families.base import Family
+from insertlm.families.fill import FillConfig
 from insertlm.families.ilm import ILM
 from insertlm.families.it import ItConfig
 from insertlm.inference.scheduler import Progress
@@ -35,8 +36,8 @@ HEAVY = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 
 def watched(family: Family, request: Request, seed: int = 0, samples: int = 1, batch: int = 8) -> Any:
-    drafts = begin(family, Letters(), [request] * samples, FREE, seed)
-    stream = Stream(family, drafts, FREE, batch)
+    drafts = begin(family, Letters(), [request] * samples, free(family), seed)
+    stream = Stream(family, drafts, free(family), batch)
     return drafts, list(stream), stream.results
 
 
@@ -67,6 +68,14 @@ def test_events_put_together_are_the_text(
     assert {piece.order for piece in result.pieces} - {None} <= {event.order for event in events}
     assert all(events[piece.order].text.endswith(piece.text) for piece in result.pieces if piece.order is not None)
     assert "".join(replay(draft, events)) == result.text  # all that is written here is ASCII
+
+
+@pytest.mark.parametrize("text", ['"___," he said. ___', "a (___) ___-___"])
+def test_what_a_filler_shows_is_the_text(text: str) -> None:
+    filler = build(FillConfig(jump=8), Few)
+    for seed in range(10):
+        [draft], events, [result] = watched(filler, Request(text, max_length=3), seed)
+        assert "".join(replay(draft, events)) == result.text
 
 
 def test_a_stream_can_be_stopped(few: Family) -> None:

@@ -37,6 +37,7 @@ TEXTS = [
     "The ___ sat on ___ mat___",
     "___ dogs sat. ___",
     "The dog___ the\n___ mat. \\___ <bos> [CLS]",
+    '"___," said the cat (___).',
 ]
 SEED = (3 << 32) + 5
 SETTINGS: list[dict[str, Any]] = [

@@ -81,8 +81,11 @@ class Draft(ABC, Generic[Result]):
 
     prompt: what to decode   prompts: all that is to be written side by side
     cells: the given text, cut wherever tokens may be inserted
-    gaps: the ranks of these cuts; both are empty if nothing is given   held: nothing is shown before the end
+    gaps: the ranks of these cuts; both are empty if nothing is given   opened: see Given
+    held: nothing is shown before the end
     """
+
+    opened: frozenset[int] = frozenset()
 
     def __init__(
         self, prompt: Prompt, tokenizer: Tokenizer, cells: Sequence[str] = (), gaps: Sequence[int] = ()
@@ -119,7 +122,10 @@ class Draft(ABC, Generic[Result]):
         order = len(self._given) - len(self.prompt.start)
         self._given.insert(rank, False)
         at = rank - gap + self._before.get(gap, 0)
-        return Event(sample, order, step, at, token, self.tokenizer.decode([token]), math.exp(log_probability), stop)
+        text = self.tokenizer.decode([token])
+        if gap in self.opened and self._given[rank - 1]:
+            text = text.removeprefix(" ")
+        return Event(sample, order, step, at, token, text, math.exp(log_probability), stop)
 
 
 class PlainDraft(Draft[Trajectory]):
@@ -136,6 +142,7 @@ class InfillDraft(Draft[Infilling]):
         given = encoded.given
         super().__init__(encoded.prompt(seed), tokenizer, given.cells, sorted(given.places))
         self.given, self.fields, self.banned, self.seed, self.attempts = given, request.fields, request.banned, seed, 0
+        self.opened = given.opened
         self.held = bool(request.banned)
 
     def finish(self, trajectory: Trajectory) -> Infilling | None:
@@ -163,7 +170,7 @@ class BestOf(Draft[Infilling]):
     def __init__(self, drafts: Sequence[InfillDraft], choose: Callable[[Sequence[Infilling]], int]) -> None:
         first = drafts[0]
         super().__init__(first.prompt, first.tokenizer, first.cells, sorted(first.given.places))
-        self.given, self.held = first.given, True
+        self.given, self.opened, self.held = first.given, first.opened, True
         self._drafts, self._choose = drafts, choose
         self._seen: dict[int, tuple[list[Event], Infilling]] = {}
         for draft in drafts:

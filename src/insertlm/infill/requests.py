@@ -21,6 +21,7 @@ from insertlm.text.fields import Field
 from insertlm.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:  # it imports torch, and what is wrong with a request is said before that
+    from insertlm.families.abilities import Abilities
     from insertlm.families.base import Family
     from insertlm.inference.rules import Rule
 
@@ -29,6 +30,8 @@ __all__ = ["EncodedRequest", "Given", "Lengths", "Request", "Run", "can_write", 
 Run = tuple[int, ...]
 Lengths = int | None | Sequence[int | None]
 _MOST = 10**9  # of any length; more do not fit into the numbers of some writers
+# What a word follows without a space: an opening bracket or quotation mark, a hyphen, a dash or a slash.
+_OPENS = re.compile(r"""(?:[(\[{“‘„«¿¡/–—-]|(?<=[\s(\[–—-])["'])\Z""")
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class Given:
     """The given text in ids.
 
     text: all pieces, joined   ids: what the model sees of them   places: where each open gap is in the text
-    blanks: the gap of each blank   spaces: the gaps before which a space is hidden from the model
+    blanks: the gap of each blank   spaces: the gaps whose first token brings a space: one that stands before the blank
+    and is hidden from the model, or one that is dropped, because what stands there opens the word, as a bracket does
     """
 
     text: str
@@ -109,7 +113,9 @@ class Given:
     spaces: frozenset[int]
 
     @classmethod
-    def of(cls, pieces: Sequence[str], tokenizer: Tokenizer, anywhere: bool) -> Given:
+    def of(cls, pieces: Sequence[str], tokenizer: Tokenizer, able: Abilities, anywhere: bool = False) -> Given:
+        # A filler has learnt to begin every blank with a whole word.
+        by_words = able.left_to_right and able.supports_constraints
         ids, places, blanks, spaces, end = list[int](), dict[int, int](), list[int](), list[int](), 0
         for number, piece in enumerate(pieces):
             last = number == len(pieces) - 1
@@ -129,13 +135,20 @@ class Given:
                     )
                 blanks.append(len(ids))
                 places[len(ids)] = end  # behind the space, and no longer a boundary of the piece
-                spaces += [len(ids)] if hidden else []
+                opened = by_words and _OPENS.search(" " + piece if number == 0 else piece)
+                spaces += [len(ids)] if hidden or opened else []
         return cls("".join(pieces), ids, places, blanks, frozenset(spaces))
+
+    @property
+    def opened(self) -> frozenset[int]:
+        """The gaps before which no space stands, though their first token brings one."""
+        return frozenset(gap for gap in self.spaces if not self.text[: self.places[gap]].endswith(" "))
 
     @property
     def cells(self) -> list[str]:
         """The text cut at its open gaps, without hidden spaces, because the first token of a fill brings its space."""
-        ends = [(place - (gap in self.spaces), place) for gap, place in sorted(self.places.items())]
+        hidden = self.spaces - self.opened
+        ends = [(place - (gap in hidden), place) for gap, place in sorted(self.places.items())]
         starts = [0, *(place for _, place in ends)]
         return [self.text[start:end] for start, end in zip(starts, [*(end for end, _ in ends), None], strict=True)]
 
@@ -147,8 +160,8 @@ class Given:
         return {gap: Bounds(len(fill), len(fill)) for gap, fill in zip(self.blanks, written, strict=True)}
 
     def completed(self, fills: Sequence[str], tokenizer: Tokenizer) -> Completion:
-        """The text with these fills, as they would be written. The first token of a fill brings the hidden space before
-        it, if there is one; an empty fill has no token."""
+        """The text with these fills, as they would be written. The first token of a fill brings its space, see `spaces`
+        above; an empty fill has no token."""
         if len(fills) != len(self.blanks):
             raise InsertlmError(f"fills: expected a text for each of {len(self.blanks)} blanks, got {len(fills)}")
         prompt = Prompt([], start=self.ids, open=frozenset(self.blanks))
@@ -175,7 +188,7 @@ class EncodedRequest:
         pieces = request.pieces
         if len(pieces) == 1 and not request.anywhere:
             raise InsertlmError(missing_blank(request.text))
-        given = Given.of(pieces, tokenizer, anywhere=False)
+        given = Given.of(pieces, tokenizer, family.abilities)
         words = _words(request, given.blanks, family)
         if request.lengths_of is None:
             # An empty fill is rarely what a user wants, so a blank gets at least one token where that can be ensured.
@@ -187,7 +200,7 @@ class EncodedRequest:
         _check_room(family, settings, given, bounds, rules)
         if request.anywhere:
             # Only now, because finding all boundaries takes long, which is useless for a text that does not fit.
-            given = Given.of(pieces, tokenizer, anywhere=True)
+            given = Given.of(pieces, tokenizer, family.abilities, anywhere=True)
         if family.abilities.appends and [*given.places] != [len(given.ids)]:
             raise InsertlmError("this model writes at the end of a text alone; expected one ___, at the end")
         mosts = [_takes(gap, bounds, rules) for gap in given.places]

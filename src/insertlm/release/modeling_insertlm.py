@@ -300,7 +300,7 @@ class InsertlmModel(PreTrainedModel):  # type: ignore[misc]
             raise ValueError("words: this model has not learnt what length hints mean; leave them out")
         family, framing = self.config.family, self.config.framing
         pieces = parse_blanks(text)
-        given = Given.of(pieces, tokenizer)
+        given = Given.of(pieces, tokenizer, family == "fill")
         longest = min(self.config.max_position_embeddings, decode.get("max_length") or _ENDLESS) - framing
         heads = self._first_words(tokenizer) if given.spaces and family != "arm" else None
         lengths = min_length, max_length, words

@@ -42,6 +42,8 @@ _NEXT, _CELL, _WORD = 0, 0, 1
 _PLAUSIBLE = 0.5  # an order that looks at tokens skips slots with less than this share of the largest mass
 _COLD = 1e-30  # lower temperatures count as 0, because logits would overflow
 _ENDLESS = 1 << 40  # the most tokens of a blank without a maximum
+# What a word follows without a space: an opening bracket or quotation mark, a hyphen, a dash or a slash.
+_OPENS = re.compile(r"""(?:[(\[{“‘„«¿¡/–—-]|(?<=[\s(\[–—-])["'])\Z""")
 _ORDERS = ("auto", "mass", "certainty", "margin")
 
 Lengths = int | Sequence[int | None] | None
@@ -60,14 +62,16 @@ class Infilled(NamedTuple):
 
 class Given(NamedTuple):
     """ids: the given text as the model sees it   blanks: for each blank the number of ids before it   spaces: those
-    numbers of the blanks before which a space is hidden"""
+    numbers of the blanks whose first token brings a space: one that stands before the blank and is hidden, or one that
+    is dropped, because what stands there opens the word, as a bracket does"""
 
     ids: list[int]
     blanks: list[int]
     spaces: frozenset[int]
 
     @classmethod
-    def of(cls, pieces: Sequence[str], tokenizer: Any) -> Given:
+    def of(cls, pieces: Sequence[str], tokenizer: Any, by_words: bool) -> Given:
+        """by_words: whether the model has learnt to begin every blank with a whole word"""
         ids, blanks, spaces = list[int](), list[int](), list[int]()
         for number, piece in enumerate(pieces):
             last = number == len(pieces) - 1
@@ -81,7 +85,8 @@ class Given(NamedTuple):
                         "for both, or some text between them"
                     )
                 blanks.append(len(ids))
-                spaces += [len(ids)] if hidden else []
+                opened = by_words and _OPENS.search(" " + piece if number == 0 else piece)
+                spaces += [len(ids)] if hidden or opened else []
         return cls(ids, blanks, frozenset(spaces))
 
 

@@ -10,6 +10,7 @@ import pytest
 from lettering import Few, Letters, build, infill, text_model
 
 from insertlm.core.errors import InsertlmError
+from insertlm.families.abilities import Abilities
 from insertlm.families.arm import ArmConfig
 from insertlm.families.base import Family
 from insertlm.families.fill import FillConfig
@@ -19,10 +20,12 @@ from insertlm.families.likelihood.measure import Effort, log_likelihoods
 from insertlm.families.mdm import MdmConfig
 from insertlm.inference.score import Completion
 from insertlm.inference.settings import DecodeConfig
+from insertlm.inference.trajectory import Insertion, Trajectory
 from insertlm.infill.drafts import BestOf, begin
-from insertlm.infill.requests import Request
+from insertlm.infill.requests import Given, Request
 from insertlm.infill.results import Infilling
 from insertlm.infill.stream import Stream
+from insertlm.infill.weighing import echoes
 
 TEXT = "the ___ was ___."
 FOUR = DecodeConfig(temperature=1.0, best_of=4, max_steps=60)
@@ -44,7 +47,7 @@ def weight(family: Family, draft: Infilling) -> float:
     text = Completion.behind([], Few().encode(draft.text))
     fills = draft.given.completed(draft.fills, Few())
     whole, written = (log_likelihoods(family, [each], Effort())[0].value for each in (text, fills))
-    return whole - 0.95 * written
+    return whole - 0.95 * written - echoes(draft)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -54,6 +57,28 @@ def test_the_draft_with_the_greatest_weight_is_kept(filler: Family, seed: int) -
     weights = [weight(filler, draft) for draft in drafts]
     assert len({draft.text for draft in drafts}) > 1
     assert kept.text == drafts[max(range(4), key=weights.__getitem__)].text
+
+
+@pytest.mark.parametrize(
+    ("given", "fills", "count"),
+    [
+        ("She ___.", ["went home to sleep"], 0),
+        ('"___" "That is too expensive for me."', ["It is too expensive."], 1),
+        ("___ The bridge was old.", ["The bridge was old. The bridge was old."], 6),
+        ("the cat sat and the cat sat ___", ["down"], 0),  # the text itself says it twice
+        ("the cat sat, ___ sat ___.", ["the cat", "the cat, sat the"], 5),
+    ],
+)
+def test_what_is_said_again_is_counted(given: str, fills: list[str], count: int) -> None:
+    ids = Letters().encode
+    whole = Given.of(given.split("___"), Letters(), Abilities())
+    events, rank = [], 0
+    for gap, fill in zip(whole.blanks, fills, strict=True):
+        spaced = f" {fill}" if gap in whole.spaces else fill
+        for token in ids(spaced):
+            events.append(Insertion(len(events), gap + rank, token, -0.5, 0.5))
+            rank += 1
+    assert echoes(Infilling(Trajectory([], whole.ids, events, 0.5), whole, Letters())) == count
 
 
 def test_an_arm_chooses_too() -> None:

@@ -122,7 +122,7 @@ def added_milliseconds(model: insertlm.Model, pairs: int, tokens: int) -> dict[s
             started = time.perf_counter()
             seed = number + 2
             [there] = aside(
-                lambda seed: model.infill(TEXT, min_length=tokens, max_length=tokens, max_steps=tokens, seed=seed), seed
+                lambda seed: model.infill(TEXT, min_length=tokens, max_length=tokens, max_tokens=tokens, seed=seed), seed
             )
             between = time.perf_counter()
             here = client.post("/v1/infill", json=body(tokens, seed)).json()

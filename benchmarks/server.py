@@ -121,9 +121,8 @@ def added_milliseconds(model: insertlm.Model, pairs: int, tokens: int) -> dict[s
         for number in range(-2, pairs):
             started = time.perf_counter()
             seed = number + 2
-            [there] = aside(
-                lambda seed: model.infill(TEXT, min_length=tokens, max_length=tokens, max_tokens=tokens, seed=seed), seed
-            )
+            limits = {"min_length": tokens, "max_length": tokens, "max_tokens": tokens}
+            [there] = aside(lambda seed: model.infill(TEXT, seed=seed, **limits), seed)
             between = time.perf_counter()
             here = client.post("/v1/infill", json=body(tokens, seed)).json()
             if here["text"] != there.text:

@@ -34,6 +34,7 @@ import uvicorn
 from common import report
 
 import insertlm
+from insertlm.infill.results import Infilling
 from insertlm.server.app import create_app
 
 TEXT = "One day a little girl named Lily ___. Her mother said it was time to go home and they were both very happy."
@@ -117,12 +118,15 @@ async def load(server: Server, clients: int, seconds: float, tokens: int) -> dic
 
 def added_milliseconds(model: insertlm.Model, pairs: int, tokens: int) -> dict[str, float]:
     differences, alone = list[float](), list[float]()
+
+    def filled(seed: int) -> list[Infilling]:
+        return model.infill(TEXT, min_length=tokens, max_length=tokens, max_tokens=tokens, seed=seed)
+
     with served_here(model) as url, httpx.Client(base_url=url, timeout=120) as client:
         for number in range(-2, pairs):
             started = time.perf_counter()
             seed = number + 2
-            limits = {"min_length": tokens, "max_length": tokens, "max_tokens": tokens}
-            [there] = aside(lambda seed: model.infill(TEXT, seed=seed, **limits), seed)
+            [there] = aside(filled, seed)
             between = time.perf_counter()
             here = client.post("/v1/infill", json=body(tokens, seed)).json()
             if here["text"] != there.text:

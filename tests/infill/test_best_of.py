@@ -72,7 +72,7 @@ def test_the_draft_with_the_greatest_weight_is_kept(filler: Family, seed: int) -
 def test_what_is_said_again_is_counted(given: str, fills: list[str], count: int) -> None:
     ids = Letters().encode
     whole = Given.of(given.split("___"), Letters(), Abilities())
-    events, rank = [], 0
+    events, rank = list[Insertion](), 0
     for gap, fill in zip(whole.blanks, fills, strict=True):
         spaced = f" {fill}" if gap in whole.spaces else fill
         for token in ids(spaced):

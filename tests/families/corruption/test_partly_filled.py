@@ -30,12 +30,12 @@ def equal(length: int, count: int) -> tuple[Rows, Noise]:
 
 
 def test_of_every_gap_any_number_is_missing_and_all_of_a_number_alike(fits: Fits) -> None:
-    rows, noise = equal(9, 40_000)
+    rows, noise = equal(11, 60_000)
     blanks = cut(rows.target, rows.target_length, TRAITS, BLANKS_ALONE, noise)
     deleted = PartlyFilled(1.0, TRAITS, BLANKS_ALONE).deleted(rows, noise)
-    assert not deleted[blanks.gap_of(9) == 0].any()
+    assert not deleted[blanks.gap_of(11) == 0].any()
     two = (blanks.count == 2) & (blanks.end - blanks.begin)[:, :2].eq(torch.tensor([2, 2])).all(1)
-    column = torch.arange(9)
+    column = torch.arange(11)
     codes = []
     for gap in (0, 1):
         inside = deleted[two][(column >= blanks.begin[two, gap, None]) & (column < blanks.end[two, gap, None])]

@@ -211,9 +211,9 @@ def _gaps(units: Tensor, share: float, of_words: Tensor, noise: Noise) -> tuple[
     places = (hash32(*own, _PLACE, number) * (room + 1)) >> 32
     places = torch.where(used, places, room).sort(1).values
     start = places + number + running_sum(size) - size
-    between = (units - 2)[:, None]
-    bare = ~of_words & (count == 1) & (units > 3) & (uniform(*noise, _BARE) * between.squeeze(1) < _BETWEEN)
-    size, start = torch.where(bare[:, None] & used, between, size), torch.where(bare[:, None], 1, start)
+    between = units - 2
+    bare = (~of_words & (count == 1) & (units > 3) & (uniform(*noise, _BARE) * between < _BETWEEN))[:, None]
+    size, start = torch.where(bare & used, between[:, None], size), torch.where(bare, 1, start)
     return count, torch.where(used, start, units[:, None]), size
 
 
